@@ -1,0 +1,3 @@
+//! The embedded Kubernetes API.
+
+pub mod pod_streams;

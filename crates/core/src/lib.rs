@@ -1,0 +1,13 @@
+//! Pure. What a Service means on one node, computed from objects alone.
+//!
+//! ```text
+//! Event ──▶ Store ──▶ ServiceMap ──▶ Planner ──▶ NodePlan (one node, one family)
+//!                                        │            │
+//!                                        └ PlanChange └ walk(plan, packet) -> Verdict
+//! ```
+//!
+//! No clock, socket, file, environment, log or lock anywhere in this crate: time and randomness are arguments.
+
+pub mod object;
+pub mod packet;
+pub mod plan;

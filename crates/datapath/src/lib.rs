@@ -1,0 +1,39 @@
+//! From a plan to the kernel. Each mode is a folder: `program.rs`, `change.rs`, `walk.rs` are pure; `apply.rs` acts.
+
+use std::fmt::Debug;
+
+use signpost_core::packet::{Packet, Verdict};
+use signpost_core::plan::{NodePlan, PlanChange};
+
+/// One mode, for one family of one node. Deciding is pure; only `observe` and `apply` touch the kernel.
+pub trait Datapath {
+    /// The whole of what the mode writes into the kernel for one plan: same plan, same program.
+    type Program: Clone + PartialEq + Debug;
+    /// A step from one program to another.
+    type Change: Clone + PartialEq + Debug;
+    /// What is in the kernel now.
+    type Observed: Debug;
+    /// Why the kernel could not be read or written.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// The program of a plan.
+    fn program(&self, plan: &NodePlan) -> Self::Program;
+    /// What a change of the plan changes in `before`; costs in proportion to the change.
+    fn change(&self, before: &Self::Program, plan: &PlanChange) -> Self::Change;
+    /// Turns a program into the one that a change leads to.
+    fn advance(&self, program: &mut Self::Program, change: &Self::Change);
+    /// What must be done so that the kernel holds `want`. Used at start, after an error and on a slow timer.
+    fn repair(&self, want: &Self::Program, have: &Self::Observed) -> Self::Change;
+    /// What the rules of a program do to a packet.
+    fn walk(&self, program: &Self::Program, packet: &Packet) -> Verdict;
+    /// Reads what this mode has in the kernel.
+    ///
+    /// # Errors
+    /// The kernel or its tool refused.
+    fn observe(&mut self) -> Result<Self::Observed, Self::Error>;
+    /// Carries a change out. After an error the kernel's state is unknown: `observe`, then `repair`.
+    ///
+    /// # Errors
+    /// The kernel or its tool refused; in a mode with transactions nothing was changed.
+    fn apply(&mut self, change: &Self::Change) -> Result<(), Self::Error>;
+}
