@@ -10,4 +10,5 @@
 
 pub mod object;
 pub mod packet;
+pub mod pairs;
 pub mod plan;

@@ -116,6 +116,7 @@ pub struct NodePlan {
     /// The ranges that cluster addresses are given out of: an address of one that no Service has is dropped.
     pub service_cidrs: Vec<IpNet>,
     /// The frontends.
+    #[serde(with = "crate::pairs")]
     pub frontends: BTreeMap<FrontendKey, Frontend>,
     /// Cluster addresses in use: a port of one that is no frontend is rejected.
     pub cluster_ips: BTreeSet<IpAddr>,
@@ -127,6 +128,7 @@ pub struct NodePlan {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanChange {
     /// Frontends that are new or differ.
+    #[serde(with = "crate::pairs")]
     pub set: BTreeMap<FrontendKey, Frontend>,
     /// Frontends that are gone.
     pub removed: BTreeSet<FrontendKey>,
