@@ -1,0 +1,41 @@
+# make demo   builds, and walks through a Service that exists on no interface (leaves a lab up)
+# make test   builds, and runs every test and every scenario; both install what is missing (as root)
+# make check  format, lints, docs, licences: what CI runs besides the tests
+# make bench  timings as JSON (release build)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+export PATH := $(CURDIR)/.tools:$(PATH)
+BIN := target/debug/signpost
+
+.PHONY: setup build demo test unit scenarios check bench clean
+
+setup:
+	@tools/setup.sh
+
+build: setup
+	@cargo build --locked --bin signpost
+
+demo: build
+	@examples/demo.sh $(BIN)
+
+test: unit scenarios
+
+unit: build
+	cargo test --locked --workspace
+
+scenarios: build
+	$(BIN) lab test scenarios
+
+check:
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
+	@if command -v cargo-deny >/dev/null; then cargo deny --locked check; else echo "check: cargo-deny is not installed; licences and advisories not checked here (CI does)"; fi
+
+bench: setup
+	cargo build --locked --release --bin signpost
+	@tools/bench.sh target/release/signpost
+
+clean:
+	cargo clean

