@@ -12,3 +12,4 @@ pub mod object;
 pub mod packet;
 pub mod pairs;
 pub mod plan;
+pub mod slices;
