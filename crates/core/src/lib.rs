@@ -8,8 +8,14 @@
 //!
 //! No clock, socket, file, environment, log or lock anywhere in this crate: time and randomness are arguments.
 
+mod facts;
+mod intern;
 pub mod object;
 pub mod packet;
 pub mod pairs;
 pub mod plan;
+pub mod planner;
+pub mod service_map;
 pub mod slices;
+pub mod store;
+pub mod walk;

@@ -14,8 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::object::{Family, Protocol, ServicePortName};
 
-/// What a packet's destination is compared with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub mod backends;
+pub mod frontend;
+mod key;
+pub mod policy;
+
+pub use key::FrontendKeyError;
+
+/// What a packet's destination is compared with. In JSON a string, as its `Display` gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendKey {
     /// An address that is on no interface: cluster, external or load-balancer address.
     Address {
@@ -116,7 +123,6 @@ pub struct NodePlan {
     /// The ranges that cluster addresses are given out of: an address of one that no Service has is dropped.
     pub service_cidrs: Vec<IpNet>,
     /// The frontends.
-    #[serde(with = "crate::pairs")]
     pub frontends: BTreeMap<FrontendKey, Frontend>,
     /// Cluster addresses in use: a port of one that is no frontend is rejected.
     pub cluster_ips: BTreeSet<IpAddr>,
@@ -128,7 +134,6 @@ pub struct NodePlan {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanChange {
     /// Frontends that are new or differ.
-    #[serde(with = "crate::pairs")]
     pub set: BTreeMap<FrontendKey, Frontend>,
     /// Frontends that are gone.
     pub removed: BTreeSet<FrontendKey>,
@@ -174,6 +179,16 @@ impl NodePlan {
             frontends: BTreeMap::new(),
             cluster_ips: BTreeSet::new(),
             local_endpoints: BTreeSet::new(),
+        }
+    }
+
+    /// What it knows besides Services.
+    pub fn facts(&self) -> NodeFacts {
+        NodeFacts {
+            cluster_cidrs: self.cluster_cidrs.clone(),
+            node_addresses: self.node_addresses.clone(),
+            node_port_addresses: self.node_port_addresses.clone(),
+            service_cidrs: self.service_cidrs.clone(),
         }
     }
 

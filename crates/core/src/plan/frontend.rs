@@ -1,0 +1,106 @@
+//! Pure. The frontends of one Service: every address and port at which it answers, in one family.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::object::{Family, Service, ServicePort, ServicePortName};
+use crate::plan::backends::{Choice, Site, choose};
+use crate::plan::policy::{Masquerade, Routes, routes};
+use crate::plan::{Frontend, FrontendKey, FrontendKind};
+use crate::service_map::offers;
+use crate::store::Store;
+
+/// What a Service's frontends depend on besides the Service and its slices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The family to plan for.
+    pub family: Family,
+    /// The node to plan for.
+    pub site: Site,
+    /// When sources are rewritten at cluster addresses.
+    pub masquerade: Masquerade,
+    /// The node's first address in this family.
+    pub primary: Option<IpAddr>,
+}
+
+/// All frontends of a Service. If it claims one key twice, the claim of the lower kind counts, then that of the port that is
+/// written first.
+pub fn frontends(store: &Store, service: &Service, around: &Surroundings) -> BTreeMap<FrontendKey, Frontend> {
+    let mut frontends = BTreeMap::new();
+    let source_ranges = source_ranges(service, around.family);
+    for port in &service.ports {
+        let choice = choose(&offers(store, &service.name, port, around.family), &around.site);
+        for (key, kind) in keys(service, port, around.family) {
+            let ranges = match kind {
+                FrontendKind::LoadBalancer => with_own_address(&source_ranges, key, around.primary),
+                _ => Arc::default(),
+            };
+            let frontend = frontend(service, port, kind, &choice, around.masquerade, ranges);
+            insert(&mut frontends, key, frontend);
+        }
+    }
+    frontends
+}
+
+fn insert(frontends: &mut BTreeMap<FrontendKey, Frontend>, key: FrontendKey, frontend: Frontend) {
+    match frontends.get(&key) {
+        Some(other) if other.kind <= frontend.kind => {}
+        _ => {
+            frontends.insert(key, frontend);
+        }
+    }
+}
+
+fn frontend(
+    service: &Service,
+    port: &ServicePort,
+    kind: FrontendKind,
+    choice: &Choice,
+    masquerade: Masquerade,
+    source_ranges: Arc<[IpNet]>,
+) -> Frontend {
+    let Routes { from_pod, from_node, from_elsewhere } = routes(kind, service, choice, masquerade);
+    Frontend {
+        service_port: ServicePortName { service: service.name.clone(), port: port.name.clone() },
+        kind,
+        from_pod,
+        from_node,
+        from_elsewhere,
+        source_ranges,
+        affinity: service.affinity,
+    }
+}
+
+/// The keys that one port claims.
+fn keys(service: &Service, port: &ServicePort, family: Family) -> Vec<(FrontendKey, FrontendKind)> {
+    let (protocol, number) = (port.protocol, port.port);
+    let cluster = service.cluster_ips.iter().map(|address| (*address, FrontendKind::ClusterIp));
+    let external = service.external_ips.iter().map(|address| (*address, FrontendKind::ExternalIp));
+    let ingress = service.ingress.iter().filter(|ingress| ingress.vip);
+    let ingress = ingress.map(|ingress| (ingress.address, FrontendKind::LoadBalancer));
+    let addresses = cluster.chain(external).chain(ingress).filter(|(address, _)| Family::of(*address) == family);
+    let addresses = addresses.map(|(address, kind)| (FrontendKey::Address { address, protocol, port: number }, kind));
+    // A Service without an address in this family has no node port in it either.
+    let in_family = service.cluster_ips.iter().any(|address| Family::of(*address) == family);
+    let node_port = port.node_port.filter(|_| in_family);
+    let node_port = node_port.map(|port| (FrontendKey::NodePort { protocol, port }, FrontendKind::NodePort));
+    addresses.chain(node_port).collect()
+}
+
+fn source_ranges(service: &Service, family: Family) -> Arc<[IpNet]> {
+    service.source_ranges.iter().filter(|range| Family::of(range.addr()) == family).map(IpNet::trunc).collect()
+}
+
+/// When the load balancer puts its address onto the node, what the node sends there carries the same address as its source.
+/// A node that may use the address must not be shut out by that.
+fn with_own_address(ranges: &Arc<[IpNet]>, key: FrontendKey, primary: Option<IpAddr>) -> Arc<[IpNet]> {
+    let FrontendKey::Address { address, .. } = key else { return ranges.clone() };
+    let node_may = primary.is_some_and(|primary| ranges.iter().any(|range| range.contains(&primary)));
+    if !node_may || ranges.iter().any(|range| range.contains(&address)) {
+        return ranges.clone();
+    }
+    ranges.iter().copied().chain([IpNet::from(address)]).collect()
+}
