@@ -8,6 +8,7 @@
 //!
 //! No clock, socket, file, environment, log or lock anywhere in this crate: time and randomness are arguments.
 
+pub mod allocator;
 mod facts;
 mod intern;
 pub mod object;
