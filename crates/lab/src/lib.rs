@@ -1,1 +1,20 @@
-//! (to be written)
+//! A whole cluster on one machine: nodes, pods, a router and an outside client are network namespaces, a small kubelet
+//! runs the pods' programs, one `signpost node` daemon per node programs its kernel state.
+//!
+//! ```text
+//!  LabSpec ─▶ Lab::start ─┬─ API server (127.0.0.1 and the router's address)
+//!                         ├─ controllers
+//!                         ├─ kubelet: pods bound to a node ─▶ sandboxes (or light pods) ─▶ status
+//!                         └─ a node daemon per node
+//! ```
+
+pub mod cgroup;
+pub mod netns;
+pub mod spawner;
+pub mod spec;
+pub mod sys;
+pub mod topology;
+
+pub use netns::Netns;
+pub use spec::{Families, LabSpec, NodeSpec, Place, SpecError};
+pub use topology::Topology;
