@@ -10,6 +10,7 @@
 
 pub mod cgroup;
 pub mod netns;
+pub mod scenario;
 pub mod spawner;
 pub mod spec;
 pub mod sys;

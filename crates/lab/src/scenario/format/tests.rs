@@ -1,0 +1,121 @@
+use std::path::Path;
+use std::time::Duration;
+
+use super::*;
+
+const WHOLE: &str = r#"
+name: a Local policy drops where no endpoint is local
+why: kube-proxy drops, it does not reject, when endpoints exist elsewhere
+nodes: 2
+families: [ipv4, dual]
+modes: [nftables]
+node: {nodePortAddresses: [primary], masqueradeAll: false}
+pods:
+  - {name: web-1, node: n1, labels: {app: web}, listen: [tcp/8080, http=udp/8080], grace: 30s}
+  - {name: client, node: n2, ready: false}
+objects:
+  - apiVersion: v1
+    kind: Service
+    metadata: {name: web}
+    spec: {type: NodePort, ports: [{name: http, port: 80, targetPort: 8080}]}
+steps:
+  - probe: {from: client, to: "web:80"}
+    expect: {reach: [web-1], source: client}
+  - save: {vip: web}
+  - delete: {kind: Service, name: web}
+  - probe: {from: client, to: "$vip:80", timeout: 500ms}
+    expect: {fails: any, mode: {nftables: timeout, ebpf: {reach: [web-1]}}}
+  - apply: []
+    expect: {refused: already}
+  - expect: {object: {kind: Service, name: web}, path: .spec.type, equals: NodePort, within: 2s}
+  - expect: {event: {on: Service/web, reason: Malformed}}
+  - restart: node/n1
+  - mode: {node: n1, to: iptables}
+  - cut: {link: n2}
+  - load: {name: L, from: client, to: "web:80", rate: 200/s}
+  - end: {load: L, expect: {lost: 0}}
+  - exec: {on: node/n1, run: [ip, addr], expect: {stdout: "10\\."}}
+  - doctor: {service: web, expect: {code: NoEndpoints}}
+"#;
+
+fn read(text: &str) -> Result<Scenario, FormatError> {
+    parse(Path::new("a.yaml"), text)
+}
+
+fn read_step(step: &str) -> Result<Scenario, FormatError> {
+    read(&format!("name: x\nsteps:\n  - {step}\n"))
+}
+
+#[test]
+fn every_word_of_the_contract_is_read() {
+    let scenario = read(WHOLE).unwrap();
+    assert_eq!(scenario.nodes.len(), 2);
+    assert_eq!(scenario.families, [FamilyRun::Ipv4, FamilyRun::Dual]);
+    assert_eq!(scenario.pods[0].grace_s, Some(30));
+    assert_eq!(scenario.pods[0].listen[1].name.as_deref(), Some("http"));
+    assert!(!scenario.pods[1].ready);
+    assert_eq!(scenario.steps.len(), 14);
+    assert_eq!(scenario.steps[0].line, 17);
+}
+
+#[test]
+fn defaults_are_one_node_both_families_and_every_mode() {
+    let scenario = read_step("pause: 1s").unwrap();
+    assert_eq!(scenario.nodes[0].name, "n1");
+    assert_eq!(scenario.families, [FamilyRun::Ipv4, FamilyRun::Ipv6]);
+    assert_eq!(scenario.modes, Mode::ALL);
+}
+
+#[test]
+fn a_deviation_stands_in_place_of_the_whole_expectation() {
+    let scenario = read(WHOLE).unwrap();
+    let StepKind::Probe { expect, .. } = &scenario.steps[3].kind else { panic!("a probe") };
+    assert_eq!(expect.in_run(Mode::Nftables, FamilyRun::Ipv4).fails, Some(Fails::Timeout));
+    assert_eq!(expect.in_run(Mode::Ipvs, FamilyRun::Ipv4).fails, Some(Fails::Any));
+    let ebpf = expect.in_run(Mode::Ebpf, FamilyRun::Ipv4);
+    assert_eq!((ebpf.fails, ebpf.reach), (None, Some(vec!["web-1".to_owned()])));
+}
+
+#[test]
+fn an_error_names_file_line_and_field() {
+    for (text, line, field) in [
+        ("name: x\nsteps:\n  - probe: {from: a, to: 'b:80', trys: 3}\n", 3, "trys"),
+        ("name: x\nnodes: many\nsteps: []\n", 2, "nodes"),
+        ("name: x\nsteps:\n  - pause: soon\n", 3, "pause"),
+        ("name: x\nfamilies: [ipv5]\nsteps:\n  - pause: 1s\n", 2, "families"),
+        ("name: x\nsteps:\n  - probe: {from: a, to: 'b'}\n", 3, "to"),
+        ("name: x\nsteps:\n  - probe: {from: a, to: 'b:80'}\n    expect: {source: nobody}\n", 4, "source"),
+        ("name: x\nsteps:\n  - restart: n1\n", 3, "restart"),
+        ("name: x\npods:\n  - {name: a, node: n7}\nsteps:\n  - pause: 1s\n", 2, "pods"),
+        ("name: x\npods:\n  - {name: a, listen: [8080]}\nsteps:\n  - pause: 1s\n", 3, "listen"),
+    ] {
+        let error = read(text).unwrap_err();
+        assert_eq!((error.line, error.field.as_deref()), (line, Some(field)), "{text}{error}");
+        assert!(error.to_string().starts_with(&format!("a.yaml:{line}:")), "{error}");
+    }
+}
+
+#[test]
+fn a_step_has_exactly_one_verb() {
+    assert!(read_step("{pause: 1s, restart: node/n1}").unwrap_err().problem.contains("one verb"));
+    assert!(read_step("{}").unwrap_err().problem.contains("nothing"));
+    assert!(read_step("{pause: 1s, expect: {fails: any}}").unwrap_err().problem.contains("no expect"));
+}
+
+#[test]
+fn contradictory_expectations_are_refused() {
+    for expect in ["{fails: any, reach: [a]}", "{reach: []}", "{share: {a: 0.5}}", "{refused: x}", "{body: '('}"] {
+        let step = format!("{{probe: {{from: a, to: 'b:80'}}, expect: {expect}}}");
+        assert!(read_step(&step).is_err(), "{expect}");
+    }
+}
+
+#[test]
+fn durations_have_units() {
+    assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+    assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
+    assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+    for text in ["5", "s", "1d", "-1s", "1e400s"] {
+        assert!(parse_duration(text).is_err(), "{text}");
+    }
+}

@@ -1,0 +1,13 @@
+//! Scenarios: a small cluster, what is done to it, and what each packet must then meet.
+//!
+//! ```text
+//! file ─ format ─▶ Scenario ─ run ─▶ steps ─┬─ predict: walk(plan), walk(program) ─┐
+//!                                           └─ probe: what the kernel did ─────────┴─ expect ─▶ report
+//! ```
+//!
+//! Each probe is answered three ways, and all three must agree with each other and with the expectation.
+
+pub mod address;
+pub mod expect;
+pub mod format;
+pub mod predict;
