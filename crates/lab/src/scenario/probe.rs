@@ -1,0 +1,338 @@
+//! The kernel's answer: sockets made in the sender's network namespace, plain blocking calls with deadlines.
+//!
+//! ```text
+//! Shot ─ fire ─▶ socket ─ connect, send, receive ─▶ Outcome
+//!                   └──────── keep ──────▶ Kept ─ fire_again ─▶ Outcome
+//! ```
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, getsockopt, setsockopt, socket,
+    sockopt,
+};
+
+use super::echo;
+use super::expect::{Answer, Outcome};
+use super::format::Fails;
+use crate::netns::Netns;
+
+/// What is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message {
+    /// A request to the echo server over a TCP connection.
+    Tcp,
+    /// A datagram to the echo server.
+    Udp,
+    /// An HTTP request for a path.
+    Http(String),
+    /// An ICMP echo request.
+    Ping,
+}
+
+/// One try.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shot {
+    /// What is sent.
+    pub message: Message,
+    /// Where to.
+    pub destination: SocketAddr,
+    /// From which port; `None`: any.
+    pub source_port: Option<u16>,
+    /// Payload bytes.
+    pub size: usize,
+    /// How long to wait, connecting and answering together.
+    pub timeout: Duration,
+}
+
+/// A connection or socket that stays open between steps.
+#[derive(Debug)]
+pub enum Kept {
+    /// A TCP connection.
+    Tcp(TcpStream),
+    /// A connected UDP socket.
+    Udp(UdpSocket),
+}
+
+/// Tries one after the other until `enough` of what came, at most `most` times.
+pub fn in_turn(
+    netns: &Netns,
+    shot: &Shot,
+    most: usize,
+    every: Option<Duration>,
+    enough: impl Fn(&[Outcome]) -> bool + Sync,
+) -> Vec<Outcome> {
+    netns.run(|| {
+        let mut outcomes = Vec::new();
+        while outcomes.len() < most && !enough(&outcomes) {
+            if let Some(every) = every.filter(|_| !outcomes.is_empty()) {
+                std::thread::sleep(every);
+            }
+            outcomes.push(fire(shot).0);
+        }
+        outcomes
+    })
+}
+
+/// So many tries at the same time: silence takes as long as the timeout, and three need not take three times as long.
+pub fn side_by_side(netns: &Netns, shot: &Shot, tries: usize) -> Vec<Outcome> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..tries).map(|_| scope.spawn(|| netns.run(|| fire(shot).0))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| broken("the probe's thread died"))).collect()
+    })
+}
+
+/// One try whose connection or socket stays open.
+pub fn keep(netns: &Netns, shot: &Shot) -> (Outcome, Option<Kept>) {
+    netns.run(|| fire(shot))
+}
+
+/// One try in the calling thread's namespace.
+fn fire(shot: &Shot) -> (Outcome, Option<Kept>) {
+    let fired = match &shot.message {
+        Message::Tcp | Message::Http(_) => fire_tcp(shot),
+        Message::Udp => fire_udp(shot),
+        Message::Ping => ping(shot).map(|answer| (answer, None)),
+    };
+    match fired {
+        Ok((answer, kept)) => (Outcome::Answered(answer), kept),
+        Err(error) => (failure(&error), None),
+    }
+}
+
+/// Sends on what was kept open. The payload and the timeout are the shot's, its destination does not count.
+pub fn fire_again(kept: &mut Kept, shot: &Shot) -> Outcome {
+    let answer = match kept {
+        Kept::Tcp(stream) => ask_tcp(stream, shot, Instant::now() + shot.timeout),
+        Kept::Udp(socket) => ask_udp(socket, shot),
+    };
+    match answer {
+        Ok(answer) => Outcome::Answered(answer),
+        Err(Errored::Connect(error)) => failure(&Errored::Later(error)),
+        Err(error) => failure(&error),
+    }
+}
+
+/// An error and when it came: a reset of the opening packet is a refusal, a later one is a reset.
+#[derive(Debug)]
+enum Errored {
+    Connect(io::Error),
+    Later(io::Error),
+}
+
+impl From<io::Error> for Errored {
+    fn from(error: io::Error) -> Errored {
+        Errored::Later(error)
+    }
+}
+
+fn fire_tcp(shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
+    let deadline = Instant::now() + shot.timeout;
+    let mut stream = connect_tcp(shot).map_err(Errored::Connect)?;
+    let answer = ask_tcp(&mut stream, shot, deadline)?;
+    Ok((answer, Some(Kept::Tcp(stream))))
+}
+
+/// With the port that the shot names, which the standard library cannot.
+fn connect_tcp(shot: &Shot) -> io::Result<TcpStream> {
+    let Some(port) = shot.source_port else {
+        return TcpStream::connect_timeout(&shot.destination, shot.timeout);
+    };
+    let (family, any) = any_address(shot.destination);
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(family, SockType::Stream, flags, None)?;
+    setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    // The port is wanted again: leave by a reset, not by waiting.
+    setsockopt(&socket, sockopt::Linger, &nix::libc::linger { l_onoff: 1, l_linger: 0 })?;
+    bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(SocketAddr::new(any, port)))?;
+    match connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(shot.destination)) {
+        Ok(()) => {}
+        Err(Errno::EINPROGRESS) => wait_connected(&socket, shot.timeout)?,
+        Err(error) => return Err(error.into()),
+    }
+    let stream = TcpStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+fn wait_connected(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
+    let mut wait = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
+    let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+    if poll(&mut wait, timeout)? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    match getsockopt(socket, sockopt::SocketError)? {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+fn any_address(destination: SocketAddr) -> (AddressFamily, IpAddr) {
+    match destination {
+        SocketAddr::V4(_) => (AddressFamily::Inet, Ipv4Addr::UNSPECIFIED.into()),
+        SocketAddr::V6(_) => (AddressFamily::Inet6, Ipv6Addr::UNSPECIFIED.into()),
+    }
+}
+
+fn ask_tcp(stream: &mut TcpStream, shot: &Shot, deadline: Instant) -> Result<Answer, Errored> {
+    let path = match &shot.message {
+        Message::Http(path) => path.as_str(),
+        _ => echo::PATH,
+    };
+    let request = echo::http_request(path, shot.destination, shot.size);
+    stream.set_write_timeout(Some(left(deadline)?))?;
+    stream.write_all(&request)?;
+    let mut received = Vec::new();
+    let mut buffer = [0; 16 * 1024];
+    loop {
+        if let Some(answer) = echo::http_answer(&received, shot.size) {
+            return Ok(answer);
+        }
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        match stream.read(&mut buffer)? {
+            0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            count => received.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+fn fire_udp(shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
+    let (_, any) = any_address(shot.destination);
+    let socket = UdpSocket::bind(SocketAddr::new(any, shot.source_port.unwrap_or(0)))?;
+    socket.connect(shot.destination).map_err(Errored::Connect)?;
+    let answer = ask_udp(&socket, shot)?;
+    Ok((answer, Some(Kept::Udp(socket))))
+}
+
+fn ask_udp(socket: &UdpSocket, shot: &Shot) -> Result<Answer, Errored> {
+    socket.set_read_timeout(Some(shot.timeout))?;
+    let request = echo::datagram(shot.size);
+    // A refusal is told at the next call on the socket, whichever that is.
+    socket.send(&request).map_err(Errored::Connect)?;
+    let mut buffer = vec![0; 64 * 1024];
+    let count = socket.recv(&mut buffer).map_err(Errored::Connect)?;
+    Ok(echo::datagram_answer(&buffer[..count], shot.size))
+}
+
+/// An ICMP echo request by a datagram socket: the kernel adds identifier and checksum.
+fn ping(shot: &Shot) -> Result<Answer, Errored> {
+    let (family, any) = any_address(shot.destination);
+    let protocol = if shot.destination.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
+    let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol).map_err(io::Error::from)?;
+    bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(SocketAddr::new(any, 0)))
+        .map_err(io::Error::from)?;
+    let socket = UdpSocket::from(socket);
+    socket.connect(SocketAddr::new(shot.destination.ip(), 0)).map_err(Errored::Connect)?;
+    socket.set_read_timeout(Some(shot.timeout))?;
+    let kind = if shot.destination.is_ipv4() { 8 } else { 128 };
+    let mut request = vec![kind, 0, 0, 0, 0, 0, 0, 1];
+    request.resize(8 + shot.size, 0);
+    socket.send(&request).map_err(Errored::Connect)?;
+    let mut buffer = vec![0; 8 + shot.size];
+    socket.recv(&mut buffer).map_err(Errored::Connect)?;
+    Ok(Answer::default())
+}
+
+fn broken(detail: &str) -> Outcome {
+    Outcome::Failed { how: Fails::Reset, detail: detail.to_owned() }
+}
+
+fn failure(error: &Errored) -> Outcome {
+    let (Errored::Connect(cause) | Errored::Later(cause)) = error;
+    let opening = matches!(error, Errored::Connect(_));
+    let how = match cause.kind() {
+        io::ErrorKind::ConnectionRefused => Fails::Refused,
+        io::ErrorKind::ConnectionReset if opening => Fails::Refused,
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fails::Timeout,
+        // The sender's own rules dropped it on its way out.
+        io::ErrorKind::PermissionDenied => Fails::Timeout,
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Fails::Unreachable,
+        // What a route of type blackhole answers to its own host.
+        io::ErrorKind::InvalidInput => Fails::Unreachable,
+        _ => Fails::Reset,
+    };
+    let detail = match cause.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused => String::new(),
+        _ => cause.to_string(),
+    };
+    Outcome::Failed { how, detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn shot(message: Message, destination: SocketAddr) -> Shot {
+        Shot { message, destination, source_port: None, size: 0, timeout: Duration::from_millis(200) }
+    }
+
+    fn how(outcome: &Outcome) -> Option<Fails> {
+        match outcome {
+            Outcome::Answered(_) => None,
+            Outcome::Failed { how, .. } => Some(*how),
+        }
+    }
+
+    fn local(port: u16) -> SocketAddr {
+        SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)
+    }
+
+    #[test]
+    fn a_port_without_listener_is_a_refusal_over_tcp_and_udp() {
+        let netns = Netns::new(false).unwrap();
+        for message in [Message::Tcp, Message::Udp] {
+            let outcomes = side_by_side(&netns, &shot(message, local(9)), 3);
+            assert_eq!(outcomes.iter().map(how).collect::<Vec<_>>(), [Some(Fails::Refused); 3]);
+        }
+        let bound = Shot { source_port: Some(4000), ..shot(Message::Tcp, local(9)) };
+        assert_eq!(how(&keep(&netns, &bound).0), Some(Fails::Refused));
+    }
+
+    #[test]
+    fn silence_is_a_timeout_and_a_missing_route_is_unreachable() {
+        let netns = Netns::new(false).unwrap();
+        let listener = netns.run(|| TcpListener::bind(local(0))).unwrap();
+        let silent = shot(Message::Tcp, listener.local_addr().unwrap());
+        assert_eq!(how(&keep(&netns, &silent).0), Some(Fails::Timeout));
+        let nowhere = shot(Message::Tcp, "192.0.2.1:80".parse().unwrap());
+        assert_eq!(how(&keep(&netns, &nowhere).0), Some(Fails::Unreachable));
+    }
+
+    #[test]
+    fn a_connection_that_ends_without_answer_is_a_reset() {
+        let netns = Netns::new(false).unwrap();
+        let listener = netns.run(|| TcpListener::bind(local(0))).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || drop(listener.accept()));
+        assert_eq!(how(&keep(&netns, &shot(Message::Tcp, address)).0), Some(Fails::Reset));
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_ping_is_answered_by_the_address_that_is_there() {
+        let netns = Netns::new(false).unwrap();
+        let (outcome, _) = keep(&netns, &shot(Message::Ping, local(0)));
+        assert_eq!(how(&outcome), None, "{outcome}");
+        let (outcome, _) = keep(&netns, &shot(Message::Ping, "[::1]:0".parse().unwrap()));
+        assert_eq!(how(&outcome), None, "{outcome}");
+    }
+
+    #[test]
+    fn tries_end_when_enough_came() {
+        let netns = Netns::new(false).unwrap();
+        let outcomes = in_turn(&netns, &shot(Message::Udp, local(9)), 10, None, |seen| seen.len() == 4);
+        assert_eq!(outcomes.len(), 4);
+    }
+}
