@@ -1,3 +1,4 @@
 //! The embedded Kubernetes API.
 
+pub mod content;
 pub mod pod_streams;
