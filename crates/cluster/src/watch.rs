@@ -1,0 +1,96 @@
+//! Watches the four kinds that a node's plan is made of.
+//!
+//! ```text
+//!            ┌ list, in pages ─▶ Reset, Applied…, Synced ┐
+//! per kind ──┤                                           ├─▶ one stream of Observed
+//!            └ watch ──────────▶ Applied, Deleted…       ┘
+//! ```
+//!
+//! When the API goes away, nothing is said to the consumer: what it knows stays true until the API says otherwise. A
+//! watch goes on where it ended; only if the server has forgotten that point, a new list follows, and the consumer
+//! compares it with what it had.
+
+mod backoff;
+mod kinds;
+mod session;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::Client;
+use signpost_core::store::{Event, Kind};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::malformed::Malformed;
+use session::Session;
+
+/// How many observations may wait for the consumer.
+const QUEUE: usize = 1024;
+
+/// What the API said. `revision` is the resourceVersion up to which everything of the kind has now been told.
+#[derive(Debug, Clone)]
+pub enum Observed {
+    /// A change.
+    Event {
+        /// For the Store.
+        event: Event,
+        /// Of this kind.
+        kind: Kind,
+        /// See above. After [`Event::Synced`] it may be lower than before: the server lost its past.
+        revision: u64,
+    },
+    /// Nothing of this kind changed up to this revision.
+    Bookmark {
+        /// The kind.
+        kind: Kind,
+        /// See above.
+        revision: u64,
+    },
+    /// Something is wrong with an object. What is whole of it comes as an event too.
+    Malformed(Malformed),
+    /// Whether load balancers may send to a node. Told with every state of a Node object.
+    Eligible {
+        /// The node.
+        node: Arc<str>,
+        /// Whether.
+        eligible: bool,
+    },
+}
+
+/// Which Node objects are watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeScope {
+    /// All of them.
+    All,
+    /// The one with this name: all that a node's own plan needs, and in a cluster of thousands a great deal less.
+    Own(Arc<str>),
+}
+
+/// Watches until the stream is dropped. Retries for ever; says in the log what is wrong, once.
+///
+/// Must be called inside a tokio runtime.
+pub fn watch(client: Client, nodes: &NodeScope) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
+    let (sender, mut receiver) = mpsc::channel(QUEUE);
+    let mut tasks = JoinSet::new();
+    let own = match nodes {
+        NodeScope::All => None,
+        NodeScope::Own(name) => Some(format!("metadata.name={name}")),
+    };
+    tasks.spawn(Session::<Service>::new(client.clone(), sender.clone(), None).run());
+    tasks.spawn(Session::<EndpointSlice>::new(client.clone(), sender.clone(), None).run());
+    tasks.spawn(Session::<Node>::new(client.clone(), sender.clone(), own).run());
+    tasks.spawn(Session::<ServiceCIDR>::new(client, sender, None).run());
+    futures::stream::poll_fn(move |context| {
+        // The tasks end with the stream that holds them.
+        let _tasks = &tasks;
+        receiver.poll_recv(context)
+    })
+}
+
+/// After so long without a word of the server (it sends a bookmark every minute), the connection is taken for dead.
+const SILENCE: Duration = Duration::from_secs(150);

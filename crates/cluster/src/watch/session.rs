@@ -1,0 +1,383 @@
+//! One kind's list and watch, again and again.
+
+use std::marker::PhantomData;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use futures::AsyncBufReadExt;
+use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
+use kube::Client;
+use kube::api::{ListParams, Request, WatchParams};
+use kube::core::Status;
+use serde::Deserialize;
+use serde_json::Value;
+use signpost_core::store::Event;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::backoff::Backoff;
+use super::kinds::Watched;
+use super::{Observed, SILENCE};
+use crate::convert;
+use crate::malformed::{FieldProblem, Malformed, Problem, Quoted};
+
+/// Objects in one page of a list: bounds what is in memory as text at once.
+const PAGE: u32 = 500;
+/// A page that takes longer is not coming.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The server ends a watch after so long; then the next one begins where it ended.
+const WATCH_TIMEOUT_S: u32 = 280;
+/// How long an API without an optional kind is left alone.
+const OPTIONAL_AGAIN: Duration = Duration::from_secs(300);
+/// A watch that ends sooner than this counts as a failure.
+const SHORT_WATCH: Duration = Duration::from_secs(1);
+/// A watch that is refused so often is given up for a new list: the server may have lost its past.
+const REFUSALS: u32 = 5;
+
+/// The consumer is gone.
+struct Gone;
+
+/// How a list or a watch ended.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error("{0}")]
+    Api(#[from] kube::Error),
+    #[error("the list's text cannot be read: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    #[error("the list has no resourceVersion")]
+    NoRevision,
+    #[error("no answer within {PAGE_TIMEOUT:?}")]
+    NoAnswer,
+    #[error("the server has forgotten this point: {0}")]
+    Expired(String),
+    #[error("the server's revision went back from {from} to {to}")]
+    WentBack { from: u64, to: u64 },
+    #[error("the server ended the watch at once")]
+    EndedAtOnce,
+    #[error("the server ended the watch with an error: {0}")]
+    Status(String),
+}
+
+/// How a watch ended.
+enum Ended {
+    /// Goes on at the same point.
+    Quietly,
+    Badly(Trouble),
+}
+
+#[derive(Deserialize)]
+struct Page {
+    metadata: ListMeta,
+    items: Option<Vec<Value>>,
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "K: serde::de::DeserializeOwned")]
+struct TypedPage<K> {
+    metadata: ListMeta,
+    items: Option<Vec<K>>,
+}
+
+#[derive(Deserialize)]
+struct WatchLine<K> {
+    r#type: String,
+    object: K,
+}
+
+/// An object whose JSON has the form of its kind, or what can be known of one that has not.
+enum Read<K> {
+    Object(K),
+    Unreadable { metadata: Box<ObjectMeta>, reason: String },
+}
+
+/// One kind.
+pub(super) struct Session<K> {
+    client: Client,
+    sender: mpsc::Sender<Observed>,
+    fields: Option<String>,
+    backoff: Backoff,
+    /// Whether the log already says that something is wrong.
+    in_trouble: bool,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: Watched> Session<K> {
+    pub(super) fn new(client: Client, sender: mpsc::Sender<Observed>, fields: Option<String>) -> Session<K> {
+        Session { client, sender, fields, backoff: Backoff::new(), in_trouble: false, kind: PhantomData }
+    }
+
+    /// Until the consumer is gone.
+    pub(super) async fn run(mut self) {
+        while let Ok(()) = self.list_and_watch().await {}
+    }
+
+    async fn list_and_watch(&mut self) -> Result<(), Gone> {
+        let mut revision = loop {
+            match self.list().await? {
+                Ok(revision) => break revision,
+                Err(trouble) if K::OPTIONAL && is_not_served(&trouble) => {
+                    warn!(kind = K::NAME, error = %trouble, "the API does not give this kind; going on without");
+                    self.send(Event::Reset(K::KIND), 0).await?;
+                    self.send(Event::Synced(K::KIND), 0).await?;
+                    self.pause(OPTIONAL_AGAIN).await?;
+                }
+                Err(trouble) => self.wait_after(&trouble).await?,
+            }
+        };
+        self.well();
+        let mut refusals = 0;
+        loop {
+            let began = (Instant::now(), revision);
+            let ended = self.follow(&mut revision).await?;
+            if revision != began.1 {
+                refusals = 0;
+            }
+            match ended {
+                Ended::Quietly if began.0.elapsed() >= SHORT_WATCH || revision != began.1 => {}
+                Ended::Quietly => self.wait_after(&Trouble::EndedAtOnce).await?,
+                Ended::Badly(trouble @ (Trouble::Expired(_) | Trouble::WentBack { .. })) => {
+                    info!(kind = K::NAME, reason = %trouble, "listing anew");
+                    return Ok(());
+                }
+                Ended::Badly(trouble) => {
+                    refusals += u32::from(matches!(trouble, Trouble::Api(kube::Error::Api(_)) | Trouble::Status(_)));
+                    self.wait_after(&trouble).await?;
+                    if refusals >= REFUSALS {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells all objects there are. Gives the revision of the list.
+    async fn list(&mut self) -> Result<Result<u64, Trouble>, Gone> {
+        let mut token: Option<String> = None;
+        loop {
+            let page = match timeout(PAGE_TIMEOUT, self.page(token.clone())).await {
+                Ok(Ok(page)) => page,
+                Ok(Err(trouble)) => return Ok(Err(trouble)),
+                Err(_) => return Ok(Err(Trouble::NoAnswer)),
+            };
+            let Some(revision) = page.0.resource_version.as_deref().and_then(|text| text.parse().ok()) else {
+                return Ok(Err(Trouble::NoRevision));
+            };
+            if token.is_none() {
+                self.send(Event::Reset(K::KIND), 0).await?;
+            }
+            for object in page.1 {
+                self.tell_applied(object, 0).await?;
+            }
+            token = page.0.continue_.filter(|token| !token.is_empty());
+            if token.is_none() {
+                self.send(Event::Synced(K::KIND), revision).await?;
+                return Ok(Ok(revision));
+            }
+        }
+    }
+
+    async fn page(&self, token: Option<String>) -> Result<(ListMeta, Vec<Read<K>>), Trouble> {
+        let parameters = ListParams {
+            limit: Some(PAGE),
+            continue_token: token,
+            field_selector: self.fields.clone(),
+            ..ListParams::default()
+        };
+        let request = Request::new(K::url_path(&(), None)).list(&parameters).map_err(kube::Error::BuildRequest)?;
+        let text = self.client.request_text(request).await?;
+        if let Ok(page) = serde_json::from_str::<TypedPage<K>>(&text) {
+            return Ok((page.metadata, page.items.unwrap_or_default().into_iter().map(Read::Object).collect()));
+        }
+        // One object that is not of its kind's form must not cost us the others.
+        let page: Page = serde_json::from_str(&text)?;
+        Ok((page.metadata, page.items.unwrap_or_default().into_iter().map(read_value).collect()))
+    }
+
+    /// Tells what changes from `revision` on, and keeps it.
+    async fn follow(&mut self, revision: &mut u64) -> Result<Ended, Gone> {
+        let parameters = WatchParams {
+            field_selector: self.fields.clone(),
+            timeout: Some(WATCH_TIMEOUT_S),
+            bookmarks: true,
+            ..WatchParams::default()
+        };
+        let request = match Request::new(K::url_path(&(), None)).watch(&parameters, &revision.to_string()) {
+            Ok(request) => request,
+            Err(source) => return Ok(Ended::Badly(kube::Error::BuildRequest(source).into())),
+        };
+        let opened = tokio::select! {
+            opened = timeout(PAGE_TIMEOUT, self.client.request_stream(request)) => opened,
+            () = self.sender.closed() => return Err(Gone),
+        };
+        let stream = match opened {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Ok(Ended::Badly(expired_or(error))),
+            Err(_) => return Ok(Ended::Badly(Trouble::NoAnswer)),
+        };
+        debug!(kind = K::NAME, revision, "watching");
+        let mut lines = pin!(stream.lines());
+        loop {
+            let line = tokio::select! {
+                line = timeout(SILENCE, lines.next()) => line,
+                () = self.sender.closed() => return Err(Gone),
+            };
+            match line {
+                Ok(Some(Ok(line))) if line.is_empty() => {}
+                Ok(Some(Ok(line))) => {
+                    if let Err(trouble) = self.tell_line(&line, revision).await? {
+                        return Ok(Ended::Badly(trouble));
+                    }
+                    self.well();
+                }
+                Ok(Some(Err(source))) => return Ok(Ended::Badly(kube::Error::ReadEvents(source).into())),
+                Ok(None) | Err(_) => return Ok(Ended::Quietly),
+            }
+        }
+    }
+
+    async fn tell_line(&mut self, line: &str, revision: &mut u64) -> Result<Result<(), Trouble>, Gone> {
+        let (what, object) = match read_line::<K>(line) {
+            Ok(read) => read,
+            Err(trouble) => return Ok(Err(trouble)),
+        };
+        let metadata = match &object {
+            Read::Object(object) => object.meta(),
+            Read::Unreadable { metadata, .. } => metadata,
+        };
+        let Some(to) = metadata.resource_version.as_deref().and_then(|text| text.parse::<u64>().ok()) else {
+            return Ok(Err(Trouble::NoRevision));
+        };
+        if to < *revision {
+            return Ok(Err(Trouble::WentBack { from: *revision, to }));
+        }
+        match what {
+            Change::Applied => self.tell_applied(object, to).await?,
+            Change::Deleted => {
+                let event = K::deleted(metadata);
+                self.send(event, to).await?;
+            }
+            Change::Bookmark => self.tell(Observed::Bookmark { kind: K::KIND, revision: to }).await?,
+        }
+        *revision = to;
+        Ok(Ok(()))
+    }
+
+    async fn tell_applied(&mut self, object: Read<K>, revision: u64) -> Result<(), Gone> {
+        let (event, malformed, also) = match object {
+            Read::Object(object) => {
+                let seen = object.applied();
+                (seen.event, seen.malformed, seen.also)
+            }
+            Read::Unreadable { metadata, reason } => {
+                let object = convert::reference(K::API_VERSION, K::NAME, &metadata);
+                let problem = Problem::Unreadable { reason: Quoted::new(&reason) };
+                let problems = vec![FieldProblem { field: "object".to_owned(), problem }];
+                (K::deleted(&metadata), Some(Malformed { object, problems }), None)
+            }
+        };
+        if let Some(malformed) = malformed {
+            self.tell(Observed::Malformed(malformed)).await?;
+        }
+        if let Some(also) = also {
+            self.tell(also).await?;
+        }
+        self.send(event, revision).await
+    }
+
+    async fn send(&self, event: Event, revision: u64) -> Result<(), Gone> {
+        self.tell(Observed::Event { event, kind: K::KIND, revision }).await
+    }
+
+    async fn tell(&self, observed: Observed) -> Result<(), Gone> {
+        self.sender.send(observed).await.map_err(|_| Gone)
+    }
+
+    /// Says what is wrong, once, and waits.
+    async fn wait_after(&mut self, trouble: &Trouble) -> Result<(), Gone> {
+        let wait = self.backoff.next();
+        if self.in_trouble {
+            debug!(kind = K::NAME, error = %trouble, wait_ms = wait.as_millis() as u64, "the API still fails");
+        } else {
+            warn!(kind = K::NAME, error = %trouble, "the API fails; what is known stays in force, trying again");
+            self.in_trouble = true;
+        }
+        self.pause(wait).await
+    }
+
+    fn well(&mut self) {
+        if self.in_trouble {
+            info!(kind = K::NAME, "the API answers again");
+            self.in_trouble = false;
+        }
+        self.backoff.reset();
+    }
+
+    async fn pause(&self, wait: Duration) -> Result<(), Gone> {
+        tokio::select! {
+            () = sleep(wait) => Ok(()),
+            () = self.sender.closed() => Err(Gone),
+        }
+    }
+}
+
+enum Change {
+    Applied,
+    Deleted,
+    Bookmark,
+}
+
+fn read_line<K: Watched>(line: &str) -> Result<(Change, Read<K>), Trouble> {
+    if let Ok(typed) = serde_json::from_str::<WatchLine<K>>(line) {
+        match typed.r#type.as_str() {
+            "ADDED" | "MODIFIED" => return Ok((Change::Applied, Read::Object(typed.object))),
+            "DELETED" => return Ok((Change::Deleted, Read::Object(typed.object))),
+            "BOOKMARK" => return Ok((Change::Bookmark, Read::Object(typed.object))),
+            _ => {}
+        }
+    }
+    let raw: WatchLine<Value> = serde_json::from_str(line)?;
+    let change = match raw.r#type.as_str() {
+        "ADDED" | "MODIFIED" => Change::Applied,
+        "DELETED" => Change::Deleted,
+        "BOOKMARK" => Change::Bookmark,
+        _ => {
+            let status: Status = serde_json::from_value(raw.object)?;
+            return Err(expired_or(kube::Error::Api(status.boxed())));
+        }
+    };
+    Ok((change, read_value(raw.object)))
+}
+
+fn read_value<K: Watched>(value: Value) -> Read<K> {
+    let metadata = value.get("metadata").cloned().unwrap_or_default();
+    match serde_json::from_value(value) {
+        Ok(object) => Read::Object(object),
+        Err(error) => Read::Unreadable { metadata: Box::new(read_metadata(&metadata)), reason: error.to_string() },
+    }
+}
+
+/// What names the object, though the rest of its metadata may be what cannot be read.
+fn read_metadata(metadata: &Value) -> ObjectMeta {
+    let text = |field: &str| metadata.get(field).and_then(Value::as_str).map(str::to_owned);
+    ObjectMeta {
+        name: text("name"),
+        namespace: text("namespace"),
+        uid: text("uid"),
+        resource_version: text("resourceVersion"),
+        ..ObjectMeta::default()
+    }
+}
+
+fn expired_or(error: kube::Error) -> Trouble {
+    match error {
+        kube::Error::Api(status) if status.code == 410 => Trouble::Expired(status.message),
+        kube::Error::Api(status) if status.status.is_none() && status.code == 0 => Trouble::Status(status.message),
+        other => Trouble::Api(other),
+    }
+}
+
+fn is_not_served(trouble: &Trouble) -> bool {
+    matches!(trouble, Trouble::Api(kube::Error::Api(status)) if matches!(status.code, 403 | 404))
+}
