@@ -1,0 +1,93 @@
+//! One handler per verb. This file reads the request and finds the verb.
+
+mod body;
+mod create;
+mod delete;
+mod patch;
+mod read;
+mod update;
+mod watch;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{Method, Request, header};
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::request::{self, Place, Query, Shape, Target};
+use crate::server::ApiServer;
+
+/// A request for objects, read.
+pub(crate) struct Call {
+    pub place: Place,
+    pub query: Query,
+    pub shape: Shape,
+}
+
+impl Call {
+    fn name(&self) -> Result<&str, ApiError> {
+        self.place.name.as_deref().ok_or(ApiError::MethodNotAllowed)
+    }
+
+    fn not_found(&self) -> ApiError {
+        ApiError::NotFound { kind: self.place.kind, name: self.place.name.clone().unwrap_or_default() }
+    }
+}
+
+/// Answers any request.
+pub(crate) async fn handle(State(server): State<Arc<ApiServer>>, request: Request<Body>) -> Response {
+    dispatch(&server, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn dispatch(server: &Arc<ApiServer>, request: Request<Body>) -> Result<Response, ApiError> {
+    let pairs = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(request.uri())
+        .map_err(|error| ApiError::bad_request(format!("malformed query: {error}")))?;
+    let query = Query::new(pairs.0);
+    match request::target(request.uri().path())? {
+        Target::Objects(place) => {
+            let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
+            let call = Call { place, query, shape: request::shape(accept) };
+            objects(server, call, request).await
+        }
+        Target::Other(_) => Err(ApiError::NoSuchResource),
+    }
+}
+
+async fn objects(server: &Arc<ApiServer>, call: Call, request: Request<Body>) -> Result<Response, ApiError> {
+    match call.place.subresource.as_deref() {
+        None => {}
+        Some("status") if call.place.kind.has_status => {}
+        Some(_) => return Err(ApiError::NoSuchResource),
+    }
+    let status = call.place.subresource.is_some();
+    let method = request.method().clone();
+    let named = call.place.name.is_some();
+    match (method, named) {
+        (Method::GET, true) if call.query.flag("watch") => watch::watch(server, &call),
+        (Method::GET, true) => read::get(server, &call),
+        (Method::GET, false) if call.query.flag("watch") => watch::watch(server, &call),
+        (Method::GET, false) => read::list(server, &call),
+        (Method::POST, false) => create::create(server, &call, object_body(&call, request).await?).await,
+        (Method::PUT, true) => update::update(server, &call, object_body(&call, request).await?, status).await,
+        (Method::PATCH, true) => {
+            let (content_type, bytes) = body::read(request).await?;
+            patch::patch(server, &call, &content_type, &bytes, status).await
+        }
+        (Method::DELETE, true) if !status => delete::delete(server, &call, options_body(request).await?).await,
+        (Method::DELETE, false) => delete::delete_collection(server, &call, options_body(request).await?).await,
+        _ => Err(ApiError::MethodNotAllowed),
+    }
+}
+
+async fn object_body(call: &Call, request: Request<Body>) -> Result<Value, ApiError> {
+    let (content_type, bytes) = body::read(request).await?;
+    body::object(call, &content_type, &bytes)
+}
+
+async fn options_body(request: Request<Body>) -> Result<Value, ApiError> {
+    let (content_type, bytes) = body::read(request).await?;
+    body::options(&content_type, &bytes)
+}

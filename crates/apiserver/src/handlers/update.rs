@@ -1,0 +1,66 @@
+//! PUT: the whole object anew, or its status.
+
+use std::sync::Arc;
+
+use axum::response::Response;
+use http::StatusCode;
+use serde_json::Value;
+
+use super::{Call, create};
+use crate::admission;
+use crate::error::ApiError;
+use crate::object;
+use crate::registry::KindInfo;
+use crate::respond::{json_response, shown};
+use crate::server::ApiServer;
+use crate::store::{Object, Transaction};
+use crate::views;
+
+pub(super) async fn update(
+    server: &ApiServer,
+    call: &Call,
+    mut body: Value,
+    status: bool,
+) -> Result<Response, ApiError> {
+    let kind = call.place.kind;
+    views::to_stored(kind, &mut body);
+    let decide = |transaction: &mut Transaction<'_>| {
+        let name = call.name()?;
+        match transaction.get(kind.stored(), call.place.namespace(), name) {
+            Some(old) => Ok((StatusCode::OK, replace(transaction, kind.stored(), &old, body, status)?)),
+            None if kind.create_on_update && object::name(&body) == name => {
+                Ok((StatusCode::CREATED, create::insert(transaction, call, body)?))
+            }
+            None => Err(call.not_found()),
+        }
+    };
+    let (code, object) =
+        if call.query.dry_run()? { server.store.rehearse(decide)? } else { server.store.write(decide).await? };
+    Ok(json_response(code, &shown(kind, &object.value, call.shape)))
+}
+
+/// Admits and stores a changed object. An unchanged one keeps its revision; one whose last finalizer goes, goes.
+pub(super) fn replace(
+    transaction: &mut Transaction<'_>,
+    kind: &'static KindInfo,
+    old: &Arc<Object>,
+    mut object: Value,
+    status: bool,
+) -> Result<Arc<Object>, ApiError> {
+    admission::update(transaction, kind, &old.value, &mut object, status)?;
+    if object == old.value {
+        return Ok(old.clone());
+    }
+    if is_finished(kind, &object) {
+        return Ok(transaction.delete(kind, object));
+    }
+    Ok(transaction.put(kind, object))
+}
+
+/// Terminating, nothing holds it, and no grace is left to wait for.
+pub(super) fn is_finished(kind: &KindInfo, object: &Value) -> bool {
+    object::is_terminating(object)
+        && object::finalizers(object).is_empty()
+        && object::number(object, &["metadata", "deletionGracePeriodSeconds"]).unwrap_or(0) == 0
+        && (kind.kind != "Namespace" || object::items(object, &["spec", "finalizers"]).is_empty())
+}

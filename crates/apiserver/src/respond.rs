@@ -1,0 +1,62 @@
+//! Answers: objects in the shape the client asked for, lists, and errors.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::object;
+use crate::registry::KindInfo;
+use crate::request::Shape;
+use crate::views;
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let code = StatusCode::from_u16(self.code()).expect("the codes of ApiError are HTTP's");
+        json_response(code, &self.status())
+    }
+}
+
+/// A JSON answer.
+pub fn json_response(code: StatusCode, value: &Value) -> Response {
+    let mut response = Response::new(Body::from(value.to_string()));
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// An object as one message of an answer or a watch, in a shape.
+pub fn shown(kind: &'static KindInfo, value: &Value, shape: Shape) -> Value {
+    let served = views::to_served(kind, value);
+    match shape {
+        Shape::Object | Shape::Table => served.into_owned(),
+        Shape::Metadata => json!({
+            "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": served["metadata"],
+        }),
+    }
+}
+
+/// A list in a shape.
+pub fn shown_list<'a>(
+    kind: &'static KindInfo,
+    values: impl Iterator<Item = &'a Value>,
+    metadata: Value,
+    shape: Shape,
+) -> Value {
+    let items: Vec<Value> = values.map(|value| shown(kind, value, shape)).collect();
+    let (api_version, list_kind) = match shape {
+        Shape::Metadata => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList".to_owned()),
+        Shape::Object | Shape::Table => (kind.api_version(), format!("{}List", kind.kind)),
+    };
+    json!({"kind": list_kind, "apiVersion": api_version, "metadata": metadata, "items": items})
+}
+
+/// `Status: Success` about an object that is gone.
+pub fn gone(kind: &KindInfo, value: &Value) -> Value {
+    let mut details = json!({"name": object::name(value), "kind": kind.plural, "uid": object::meta(value, "uid")});
+    if !kind.group.is_empty() {
+        details["group"] = kind.group.into();
+    }
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details})
+}
