@@ -10,6 +10,8 @@
 
 pub mod allocator;
 mod facts;
+#[cfg(test)]
+mod fixture;
 mod intern;
 pub mod object;
 pub mod packet;

@@ -259,3 +259,6 @@ impl Counted {
         change
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -307,3 +307,6 @@ impl<K: Ord + Clone, V: PartialEq> Table<K, V> {
         mem::take(&mut self.unseen)
     }
 }
+
+#[cfg(test)]
+mod tests;

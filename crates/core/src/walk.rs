@@ -86,3 +86,6 @@ fn without_frontend(plan: &NodePlan, destination: IpAddr) -> Verdict {
         Verdict::NotOurs
     }
 }
+
+#[cfg(test)]
+mod tests;

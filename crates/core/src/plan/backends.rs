@@ -94,3 +94,6 @@ impl Hints {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
