@@ -24,7 +24,7 @@ pub struct Planner {
     around: Option<Surroundings>,
     plan: NodePlan,
     planned: BTreeMap<ObjectName, Planned>,
-    /// Claims on frontends that another Service holds. Nearly always empty.
+    /// Claims on frontends that another Service holds, each higher than the holder's. Nearly always empty.
     waiting: BTreeMap<FrontendKey, BTreeMap<Claim, Frontend>>,
     cluster_ips: Counted,
     local_endpoints: Counted,
@@ -33,13 +33,15 @@ pub struct Planner {
 /// Orders those who claim the same frontend: the first has it.
 type Claim = (FrontendKind, ServicePortName);
 
-/// What one Service brought into the plan.
+/// What one Service brought into the plan: lists without spare room, since there is one of these per Service.
 #[derive(Debug, Default)]
 struct Planned {
-    /// Each with the claim it was made with.
-    claims: Vec<(FrontendKey, Claim)>,
-    cluster_ips: BTreeSet<IpAddr>,
-    local_endpoints: BTreeSet<IpAddr>,
+    /// The frontends with what it claimed them as: kind and port.
+    claims: Box<[(FrontendKey, FrontendKind, Arc<str>)]>,
+    /// Sorted, each once.
+    cluster_ips: Box<[IpAddr]>,
+    /// Sorted, each once.
+    local_endpoints: Box<[IpAddr]>,
 }
 
 impl Planner {
@@ -100,14 +102,14 @@ impl Planner {
     ) {
         let old = self.planned.remove(name).unwrap_or_default();
         let new = service.map(|service| frontends(store, service, around)).unwrap_or_default();
-        let in_family = |address: &&IpAddr| Family::of(**address) == around.family;
-        let cluster_ips = service.iter().flat_map(|service| &service.cluster_ips).filter(in_family).copied().collect();
+        let cluster_ips = service.iter().flat_map(|service| &service.cluster_ips).copied();
         let planned = Planned {
-            claims: new.iter().map(|(key, frontend)| (*key, claim(frontend))).collect(),
-            cluster_ips,
-            local_endpoints: new.values().flat_map(local_endpoints).collect(),
+            claims: new.iter().map(|(key, to)| (*key, to.kind, to.service_port.port.clone())).collect(),
+            cluster_ips: sorted(cluster_ips.filter(|address| Family::of(*address) == around.family)),
+            local_endpoints: sorted(new.values().flat_map(local_endpoints)),
         };
-        for (key, claim) in old.claims {
+        for (key, kind, port) in old.claims {
+            let claim = (kind, ServicePortName { service: name.clone(), port });
             if new.get(&key).is_none_or(|frontend| !is_claim_of(&claim, frontend)) {
                 self.withdraw(key, &claim, before);
             }
@@ -141,7 +143,6 @@ impl Planner {
         let loser = mem::replace(holder, frontend);
         before.note(key, Some(&loser));
         if claim < held_by {
-            self.stop_waiting(key, &claim);
             self.waiting.entry(key).or_default().insert(held_by, loser);
         }
     }
@@ -177,7 +178,7 @@ impl Planner {
         let mut change = PlanChange::default();
         for (key, before) in before.frontends {
             match self.plan.frontends.get(&key) {
-                Some(now) if before.as_ref() != Some(now) => {
+                Some(now) if before.as_deref() != Some(now) => {
                     change.set.insert(key, now.clone());
                 }
                 None if before.is_some() => {
@@ -204,6 +205,11 @@ fn is_claim_of(claim: &Claim, frontend: &Frontend) -> bool {
     claim.0 == frontend.kind && claim.1 == frontend.service_port
 }
 
+fn sorted(addresses: impl Iterator<Item = IpAddr>) -> Box<[IpAddr]> {
+    let addresses: BTreeSet<IpAddr> = addresses.collect();
+    addresses.into_iter().collect()
+}
+
 /// The addresses on this node that any client is led to.
 fn local_endpoints(frontend: &Frontend) -> impl Iterator<Item = IpAddr> {
     let routes: [&Route; 3] = [&frontend.from_pod, &frontend.from_node, &frontend.from_elsewhere];
@@ -217,14 +223,15 @@ fn local_endpoints(frontend: &Frontend) -> impl Iterator<Item = IpAddr> {
 /// What the plan held, before an update, under every key that the update touched.
 #[derive(Debug, Default)]
 struct Before {
-    frontends: BTreeMap<FrontendKey, Option<Frontend>>,
+    /// Boxed, as nearly all are `None` when a plan is made from nothing.
+    frontends: BTreeMap<FrontendKey, Option<Box<Frontend>>>,
     cluster_ips: BTreeMap<IpAddr, bool>,
     local_endpoints: BTreeMap<IpAddr, bool>,
 }
 
 impl Before {
     fn note(&mut self, key: FrontendKey, frontend: Option<&Frontend>) {
-        self.frontends.entry(key).or_insert_with(|| frontend.cloned());
+        self.frontends.entry(key).or_insert_with(|| frontend.cloned().map(Box::new));
     }
 }
 
@@ -236,13 +243,20 @@ struct Counted {
 
 impl Counted {
     /// Exchanges what one Service brings in, noting for every address that comes or goes whether it was there.
-    fn exchange(&mut self, old: &BTreeSet<IpAddr>, new: &BTreeSet<IpAddr>, before: &mut BTreeMap<IpAddr, bool>) {
-        for address in old.symmetric_difference(new) {
+    fn exchange(&mut self, old: &[IpAddr], new: &[IpAddr], before: &mut BTreeMap<IpAddr, bool>) {
+        let lacks = |list: &[IpAddr], address: &&IpAddr| list.binary_search(address).is_err();
+        for address in new.iter().filter(|address| lacks(old, address)) {
             let count = self.counts.entry(*address).or_default();
             before.entry(*address).or_insert(*count > 0);
-            *count = if new.contains(address) { *count + 1 } else { count.saturating_sub(1) };
-            if *count == 0 {
-                self.counts.remove(address);
+            *count += 1;
+        }
+        for address in old.iter().filter(|address| lacks(new, address)) {
+            before.entry(*address).or_insert(true);
+            if let Some(count) = self.counts.get_mut(address) {
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(address);
+                }
             }
         }
     }

@@ -108,7 +108,8 @@ pub struct Store {
     slices: Table<ObjectName, EndpointSlice>,
     nodes: Table<Arc<str>, Node>,
     service_cidrs: Table<Arc<str>, Vec<IpNet>>,
-    slices_of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
+    /// Sorted, never empty.
+    slices_of: BTreeMap<ObjectName, Vec<ObjectName>>,
     dirty: Dirty,
     interner: Interner,
 }
@@ -211,7 +212,11 @@ impl Store {
         if let Some(before) = before.filter(|before| before.service != service) {
             self.unlink(&name, &before.service);
         }
-        self.slices_of.entry(service.clone()).or_default().insert(name);
+        let slices = self.slices_of.entry(service.clone()).or_default();
+        if let Err(place) = slices.binary_search(&name) {
+            slices.reserve_exact(1);
+            slices.insert(place, name);
+        }
         self.dirty.services.insert(service);
     }
 
@@ -239,7 +244,7 @@ impl Store {
 
     fn unlink(&mut self, slice: &ObjectName, service: &ObjectName) {
         if let Some(slices) = self.slices_of.get_mut(service) {
-            slices.remove(slice);
+            slices.retain(|name| name != slice);
             if slices.is_empty() {
                 self.slices_of.remove(service);
             }

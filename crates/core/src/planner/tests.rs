@@ -61,6 +61,13 @@ fn of_two_services_with_one_address_the_first_by_name_has_it_whatever_the_order(
 }
 
 #[test]
+fn of_two_ports_with_one_number_the_first_that_is_written_counts() {
+    let twice = service("web", &["10.96.0.1"]).port("z", 80).port("a", 80);
+    let stage = Stage::new(Family::Ipv4, config()).with(twice, []);
+    assert_eq!(holder(&stage, "10.96.0.1:80/tcp").as_deref(), Some("default/web:z"));
+}
+
+#[test]
 fn a_cluster_address_wins_over_an_external_one() {
     let thief = service("a", &["10.96.0.9"]).port("http", 80).external_ip("10.96.0.1");
     let mut stage = Stage::new(Family::Ipv4, config()).with(thief, []);
