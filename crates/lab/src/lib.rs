@@ -9,8 +9,10 @@
 //! ```
 
 pub mod cgroup;
+pub mod echo;
 pub mod netns;
 pub mod scenario;
+pub mod sandbox;
 pub mod spawner;
 pub mod spec;
 pub mod sys;

@@ -11,6 +11,7 @@ use std::process::Command;
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use tokio::io::unix::AsyncFd;
 
 /// Runs `step` in the child between fork and exec. `step` may only make system calls: no allocation, no lock.
 pub fn before_exec(command: &mut Command, step: impl FnMut() -> io::Result<()> + Send + Sync + 'static) {
@@ -139,6 +140,15 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: MsgFlags) -> io::Res
         }
     }
     Ok((message.bytes, received))
+}
+
+/// A descriptor whose readiness the current runtime watches.
+///
+/// # Errors
+/// The runtime could not take it.
+pub fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` stays open, under the same number, for as long as the `AsyncFd` that owns it.
+    unsafe { AsyncFd::register(descriptor) }.map_err(Into::into)
 }
 
 /// Brings an interface of this thread's network namespace up.

@@ -133,9 +133,8 @@ fn module_edges(crate_name: &str) -> BTreeMap<String, BTreeSet<String>> {
 
 /// The first path segment after `crate::`; each first segment of a group `crate::{a::B, c}`.
 fn first_names(rest: &str) -> Vec<String> {
-    let name = |text: &str| {
-        text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()
-    };
+    let name =
+        |text: &str| text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
     let Some(group) = rest.strip_prefix('{') else { return vec![name(rest)] };
     let mut names = Vec::new();
     let mut depth = 0;
