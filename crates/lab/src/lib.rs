@@ -11,8 +11,8 @@
 pub mod cgroup;
 pub mod echo;
 pub mod netns;
-pub mod scenario;
 pub mod sandbox;
+pub mod scenario;
 pub mod spawner;
 pub mod spec;
 pub mod sys;

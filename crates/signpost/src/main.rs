@@ -1,1 +1,42 @@
-fn main() {}
+//! The binary: the node daemon, the lab, and the programs that the lab runs in its pods.
+
+mod lab_command;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "signpost",
+    version,
+    about = "Kubernetes Services, whole: kernel rules, controllers, and a lab to see them in"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// A whole cluster on this machine, out of network namespaces.
+    Lab(lab_command::LabCommand),
+    /// The server behind the image signpost/echo.
+    #[command(hide = true)]
+    Echo(lab_command::EchoCommand),
+    /// The first process of a lab's pod.
+    #[command(hide = true)]
+    PodInit(lab_command::PodInitCommand),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Lab(command) => command.run(),
+        Command::Echo(command) => command.run(),
+        Command::PodInit(command) => return command.run(),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("signpost: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -34,6 +34,8 @@ pub struct Sandbox {
     shared: Arc<Shared>,
     next: AtomicU64,
     _init: Child,
+    /// The thread whose end would be the sandbox' end.
+    _spawner: Spawner,
 }
 
 struct Shared {
@@ -83,7 +85,7 @@ impl Sandbox {
             other => return Err(io::Error::other(format!("the pod's first process answered {other:?}"))),
         }
         tokio::spawn(read_replies(shared.clone(), buffer));
-        Ok(Sandbox { shared, next: AtomicU64::new(1), _init: init })
+        Ok(Sandbox { shared, next: AtomicU64::new(1), _init: init, _spawner: spawner.clone() })
     }
 
     /// Starts a program with its input, output and error output. `start.id` is set here.

@@ -1,0 +1,3 @@
+//! The lab with its real processes.
+
+mod sandbox;
