@@ -17,6 +17,8 @@ mod openapi;
 mod patch;
 mod protobuf;
 mod prune;
+#[cfg(test)]
+mod sample;
 pub mod schema;
 mod strict;
 

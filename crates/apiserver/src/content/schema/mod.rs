@@ -95,6 +95,8 @@ pub struct Tags {
     pub pointer: bool,
     /// Written by the real server also when empty.
     pub always: bool,
+    /// The Go type, where it has a name of its own: `v1.Protocol`.
+    pub go_type: Option<Arc<str>>,
 }
 
 impl Tags {
@@ -107,6 +109,7 @@ impl Tags {
         atomic_struct: false,
         pointer: false,
         always: false,
+        go_type: None,
     };
 }
 

@@ -36,6 +36,7 @@ fn tags(words: &str) -> Tags {
                 tags.merge = true;
                 tags.merge_key = key.map(Arc::from);
             }
+            ("go", Some(go_type)) => tags.go_type = Some(Arc::from(go_type)),
             ("list", Some("atomic")) => tags.list = Some(ListType::Atomic),
             ("list", Some("set")) => tags.list = Some(ListType::Set),
             ("list", Some(map)) => {
