@@ -26,10 +26,14 @@ pub struct Surroundings {
     pub primary: Option<IpAddr>,
 }
 
-/// All frontends of a Service. If it claims one key twice, the claim of the lower kind counts, then that of the port that is
+/// All frontends of a Service. None at all in a family that it has no cluster address of: its endpoints never have one
+/// either, so an external address or a node port could only refuse. If it claims one key twice, the claim of the lower kind counts, then that of the port that is
 /// written first.
 pub fn frontends(store: &Store, service: &Service, around: &Surroundings) -> BTreeMap<FrontendKey, Frontend> {
     let mut frontends = BTreeMap::new();
+    if !service.cluster_ips.iter().any(|address| Family::of(*address) == around.family) {
+        return frontends;
+    }
     let source_ranges = source_ranges(service, around.family);
     for port in &service.ports {
         let choice = choose(&offers(store, &service.name, port, around.family), &around.site);
@@ -83,10 +87,7 @@ fn keys(service: &Service, port: &ServicePort, family: Family) -> Vec<(FrontendK
     let ingress = ingress.map(|ingress| (ingress.address, FrontendKind::LoadBalancer));
     let addresses = cluster.chain(external).chain(ingress).filter(|(address, _)| Family::of(*address) == family);
     let addresses = addresses.map(|(address, kind)| (FrontendKey::Address { address, protocol, port: number }, kind));
-    // A Service without an address in this family has no node port in it either.
-    let in_family = service.cluster_ips.iter().any(|address| Family::of(*address) == family);
-    let node_port = port.node_port.filter(|_| in_family);
-    let node_port = node_port.map(|port| (FrontendKey::NodePort { protocol, port }, FrontendKind::NodePort));
+    let node_port = port.node_port.map(|port| (FrontendKey::NodePort { protocol, port }, FrontendKind::NodePort));
     addresses.chain(node_port).collect()
 }
 

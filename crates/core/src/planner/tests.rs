@@ -1,13 +1,16 @@
 //! The plan in step with the store: at any time the same as one made from nothing.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::fixture::{Stage, config, endpoint, ip, node, number, service, slice};
 use crate::object::{Endpoint, EndpointPort, EndpointSlice, Ingress, Node, Protocol, ServicePort, TrafficPolicy};
+use crate::packet::{Entry, Packet, Verdict};
 use crate::store::{Event, Kind};
+use crate::walk::walk;
 
 fn key(text: &str) -> FrontendKey {
     text.parse().unwrap()
@@ -299,6 +302,26 @@ fn check_shape(plan: &NodePlan) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Any packet has a fate; a rewritten one goes to an endpoint of the plan's family, never nowhere.
+fn check_walks(plan: &NodePlan) -> Result<(), TestCaseError> {
+    let addresses = || CLUSTER_IPS.into_iter().chain(OTHER_IPS).chain(ENDPOINTS).chain(["192.168.0.2", "fd00:168::2"]);
+    for (source, destination) in addresses().flat_map(|source| addresses().map(move |to| (ip(source), ip(to)))) {
+        for (protocol, port) in [(Protocol::Tcp, 80), (Protocol::Udp, 81), (Protocol::Tcp, 30_000), (Protocol::Sctp, 0)]
+        {
+            let (source, destination) = (SocketAddr::new(source, 40_000), SocketAddr::new(destination, port));
+            let verdict = walk(plan, &Packet { protocol, source, destination, entry: Entry::Interface });
+            if let Verdict::Rewrite(rewrites) = verdict {
+                prop_assert!(!rewrites.is_empty());
+                prop_assert!(rewrites.iter().all(|rewrite| Family::of(rewrite.to.ip()) == plan.family));
+                let is_local = plan.local_endpoints.contains(&source.ip());
+                let mut hairpins = rewrites.iter().filter(|rewrite| is_local && rewrite.to.ip() == source.ip());
+                prop_assert!(hairpins.all(|hairpin| hairpin.masquerade));
+            }
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -338,5 +361,6 @@ proptest! {
             prop_assert_eq!(change.is_empty(), &before == planner.plan());
             check_shape(planner.plan())?;
         }
+        check_walks(planner.plan())?;
     }
 }

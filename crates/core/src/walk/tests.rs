@@ -221,10 +221,12 @@ fn the_second_family_has_frontends_of_its_own() {
 }
 
 #[test]
-fn a_service_without_an_address_in_the_family_has_no_node_port_in_it() {
-    let single = service("web", &["10.96.0.1"]).port("http", 80).node_port(30_080);
-    let stage = Stage::new(Family::Ipv6, config()).with(single, []);
-    expect(&stage, "2001:db8::9", "[fd00:168::2]:30080", Verdict::NotOurs);
+fn a_service_without_a_cluster_address_in_the_family_is_not_there_in_it() {
+    let single = service("web", &["10.96.0.1"]).port("http", 80).node_port(30_080).external_ip("2001:db8::1");
+    let stage = Stage::new(Family::Ipv6, config()).with(single.ingress("2001:db8::2"), []);
+    for destination in ["[fd00:168::2]:30080", "[2001:db8::1]:80", "[2001:db8::2]:80"] {
+        expect(&stage, "2001:db8::9", destination, Verdict::NotOurs);
+    }
 }
 
 #[test]
