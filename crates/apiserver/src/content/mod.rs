@@ -23,7 +23,7 @@ pub mod schema;
 mod strict;
 
 pub use check::{TypeError, check_types};
-pub use openapi::{KindInfo, openapi_v3, openapi_v3_index};
+pub use openapi::{Document, openapi_v3, openapi_v3_index};
 pub use patch::{PatchError, strategic_merge};
 pub use protobuf::{ProtobufError, decode_protobuf};
 pub use prune::{UnknownField, prune};
