@@ -10,7 +10,10 @@
 
 pub mod cgroup;
 pub mod echo;
+pub mod error;
+pub mod images;
 pub mod netns;
+pub mod network;
 pub mod sandbox;
 pub mod scenario;
 pub mod spawner;
@@ -18,6 +21,10 @@ pub mod spec;
 pub mod sys;
 pub mod topology;
 
+pub use error::LabError;
 pub use netns::Netns;
 pub use spec::{Families, LabSpec, NodeSpec, Place, SpecError};
 pub use topology::Topology;
+
+/// The name of a lab that was given none.
+pub const DEFAULT_NAME: &str = "lab";
