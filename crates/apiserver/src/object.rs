@@ -88,3 +88,10 @@ pub fn drop_nulls(value: &mut Value) {
         _ => {}
     }
 }
+
+/// `metadata` as a value, made if it is not there.
+pub fn metadata_value(object: &mut Value) -> &mut Value {
+    let metadata = fields(object).entry("metadata").or_insert_with(|| Value::Object(Map::new()));
+    fields(metadata);
+    metadata
+}

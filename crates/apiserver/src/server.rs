@@ -14,6 +14,7 @@ use crate::error::ApiError;
 use crate::handlers;
 use crate::pod_streams::PodStreams;
 use crate::registry;
+use crate::store::allocations::Allocations;
 use crate::store::{LogError, Store};
 
 /// How a server is set up.
@@ -72,7 +73,17 @@ impl ApiServer {
     /// # Errors
     /// When the directory can't be used, or the configuration makes no sense.
     pub async fn open(config: ApiConfig) -> Result<Arc<ApiServer>, ApiServerError> {
-        let store = Store::open(config.dir.as_deref())?;
+        let cidrs = &config.service_cidrs;
+        let usable = match cidrs.as_slice() {
+            [_] => true,
+            [first, second] => first.addr().is_ipv4() != second.addr().is_ipv4(),
+            _ => false,
+        };
+        if !usable {
+            return Err(ApiServerError::ServiceCidrs { cidrs: cidrs.clone() });
+        }
+        let allocations = Allocations::new(cidrs, config.node_ports.clone());
+        let store = Store::open(config.dir.as_deref(), allocations)?;
         let server =
             Arc::new(ApiServer { config, store, pod_streams: OnceLock::new(), closing: CancellationToken::new() });
         crate::bootstrap::run(&server).await.map_err(ApiServerError::Bootstrap)?;

@@ -12,6 +12,7 @@
 //!
 //! Without a directory there is no log: head and published move together.
 
+pub mod allocations;
 mod log;
 mod objects;
 mod watch;
@@ -20,6 +21,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, mpsc};
 
 use tokio::sync::oneshot;
+
+use self::allocations::Allocations;
 
 use self::log::Log;
 pub use self::log::LogError;
@@ -37,6 +40,7 @@ struct Pending {
 
 struct Head {
     objects: Objects,
+    allocations: Allocations,
     /// To the committer; `None` without a log.
     queue: Option<mpsc::Sender<Pending>>,
 }
@@ -60,11 +64,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the log in a directory and loads what it holds; `None`: memory only, empty.
+    /// Opens the log in a directory and loads what it holds; `None`: memory only, empty. `allocations` brings the ranges.
     ///
     /// # Errors
     /// When the directory can't be used or its log can't be read.
-    pub fn open(dir: Option<&Path>) -> Result<Store, LogError> {
+    pub fn open(dir: Option<&Path>, allocations: Allocations) -> Result<Store, LogError> {
         let (objects, log) = match dir {
             Some(dir) => {
                 let mut log = Log::open(dir)?;
@@ -72,15 +76,16 @@ impl Store {
             }
             None => (Objects::default(), None),
         };
-        Ok(Store::start(objects, log))
+        Ok(Store::start(objects, log, allocations))
     }
 
-    fn start(objects: Objects, log: Option<Log>) -> Store {
+    fn start(objects: Objects, log: Option<Log>, mut allocations: Allocations) -> Store {
+        allocations.rebuild(&objects);
         let (queue, pending) = mpsc::channel();
         let histories = (0..SLOTS).map(|slot| History::new(objects.kind_revision(slot))).collect();
         let changed = (0..SLOTS).map(|slot| tokio::sync::watch::Sender::new(objects.kind_revision(slot))).collect();
         let shared = Arc::new(Shared {
-            head: Mutex::new(Head { objects: objects.clone(), queue: log.as_ref().map(|_| queue) }),
+            head: Mutex::new(Head { objects: objects.clone(), allocations, queue: log.as_ref().map(|_| queue) }),
             published: RwLock::new(Published { objects, histories }),
             changed,
         });
@@ -107,13 +112,17 @@ impl Store {
     ) -> Result<T, ApiError> {
         let (value, done) = {
             let mut head = self.shared.head();
-            let mut transaction = Transaction::new(&head.objects);
+            let head = &mut *head;
+            let mut transaction = Transaction::new(&head.objects, &mut head.allocations);
             let value = decide(&mut transaction)?;
             let changes = transaction.into_changes();
             if changes.is_empty() {
                 return Ok(value);
             }
-            changes.iter().for_each(|change| head.objects.apply(change));
+            for change in &changes {
+                head.allocations.apply(change);
+                head.objects.apply(change);
+            }
             match &head.queue {
                 None => {
                     self.shared.publish(changes);
@@ -137,8 +146,9 @@ impl Store {
     /// # Errors
     /// What `decide` says.
     pub fn rehearse<T>(&self, decide: impl FnOnce(&mut Transaction<'_>) -> Result<T, ApiError>) -> Result<T, ApiError> {
-        let head = self.shared.head();
-        decide(&mut Transaction::new(&head.objects))
+        let mut head = self.shared.head();
+        let head = &mut *head;
+        decide(&mut Transaction::new(&head.objects, &mut head.allocations))
     }
 
     /// Changes of a kind after a revision.
@@ -229,6 +239,8 @@ impl Shared {
         let mut head = self.head();
         batch.extend(pending.try_iter());
         head.objects = self.published().objects.clone();
+        let Head { objects, allocations, .. } = &mut *head;
+        allocations.rebuild(objects);
         drop(head);
         for pending in batch {
             let message = crate::error::chain(error);

@@ -1,9 +1,14 @@
 //! Pure. All objects at one revision, by kind, namespace and name.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use serde_json::Value;
+use signpost_core::allocator::{AddressError, PortError};
+
+use super::allocations::{Allocations, Holding};
 
 use crate::object;
 use crate::registry::{KindInfo, SLOTS};
@@ -98,12 +103,23 @@ impl Objects {
 pub struct Transaction<'a> {
     base: &'a Objects,
     changes: Vec<Change>,
+    allocations: &'a mut Allocations,
+    /// Taken for these writes; given back if they come to nothing.
+    taken: Vec<Holding>,
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        for holding in self.taken.drain(..) {
+            self.allocations.release(holding);
+        }
+    }
 }
 
 impl<'a> Transaction<'a> {
     /// No writes yet.
-    pub fn new(base: &'a Objects) -> Transaction<'a> {
-        Transaction { base, changes: Vec::new() }
+    pub fn new(base: &'a Objects, allocations: &'a mut Allocations) -> Transaction<'a> {
+        Transaction { base, changes: Vec::new(), allocations, taken: Vec::new() }
     }
 
     /// The objects before these writes.
@@ -111,9 +127,55 @@ impl<'a> Transaction<'a> {
         self.base
     }
 
-    /// The writes, in order.
-    pub fn into_changes(self) -> Vec<Change> {
-        self.changes
+    /// What is free and what is taken.
+    pub fn allocations(&self) -> &Allocations {
+        self.allocations
+    }
+
+    /// The writes, in order. What they took is theirs now.
+    pub fn into_changes(mut self) -> Vec<Change> {
+        self.taken.clear();
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Takes a certain address of a service network.
+    ///
+    /// # Errors
+    /// As the allocator says.
+    pub fn reserve_address(&mut self, network: usize, address: IpAddr) -> Result<(), AddressError> {
+        self.allocations.addresses[network].reserve(address)?;
+        self.taken.push(Holding::Address(address));
+        Ok(())
+    }
+
+    /// Takes any address of a service network.
+    ///
+    /// # Errors
+    /// None is left.
+    pub fn allocate_address(&mut self, network: usize, random: u64) -> Result<IpAddr, AddressError> {
+        let address = self.allocations.addresses[network].allocate(random)?;
+        self.taken.push(Holding::Address(address));
+        Ok(address)
+    }
+
+    /// Takes a certain node port.
+    ///
+    /// # Errors
+    /// As the allocator says.
+    pub fn reserve_port(&mut self, port: NonZeroU16) -> Result<(), PortError> {
+        self.allocations.ports.reserve(port)?;
+        self.taken.push(Holding::Port(port));
+        Ok(())
+    }
+
+    /// Takes any node port.
+    ///
+    /// # Errors
+    /// None is left.
+    pub fn allocate_port(&mut self, random: u64) -> Result<NonZeroU16, PortError> {
+        let port = self.allocations.ports.allocate(random)?;
+        self.taken.push(Holding::Port(port));
+        Ok(port)
     }
 
     /// One object, as these writes leave it.

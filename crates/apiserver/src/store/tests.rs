@@ -12,6 +12,14 @@ fn config_map(name: &str, text: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "default", "name": name}, "data": {"text": text}})
 }
 
+fn ranges() -> Allocations {
+    Allocations::new(&["10.96.0.0/12".parse().unwrap()], 30000..=32767)
+}
+
+fn open(dir: Option<&Path>) -> Result<Store, LogError> {
+    Store::open(dir, ranges())
+}
+
 async fn put(store: &Store, name: &str, text: &str) -> Result<u64, ApiError> {
     let kind = registry::known("ConfigMap");
     store.write(|transaction| Ok(transaction.put(kind, config_map(name, text)).revision)).await
@@ -19,7 +27,7 @@ async fn put(store: &Store, name: &str, text: &str) -> Result<u64, ApiError> {
 
 #[tokio::test]
 async fn a_write_is_read_and_watched_with_its_revision() {
-    let store = Store::open(None).unwrap();
+    let store = open(None).unwrap();
     let kind = registry::known("ConfigMap");
     let mut watch = store.watch(kind, 0);
     assert_eq!(put(&store, "a", "1").await, Ok(1));
@@ -40,7 +48,7 @@ mod object {
 
 #[tokio::test]
 async fn a_watcher_that_lags_too_far_is_told_that_changes_are_gone() {
-    let store = Store::open(None).unwrap();
+    let store = open(None).unwrap();
     let kind = registry::known("ConfigMap");
     let (mut old, mut current) = (store.watch(kind, 0), store.watch(kind, 20_000));
     for number in 0..20_000 {
@@ -56,14 +64,14 @@ async fn a_watcher_that_lags_too_far_is_told_that_changes_are_gone() {
 async fn a_reopened_store_has_what_was_written_and_goes_on_counting() {
     let dir = tempfile::tempdir().unwrap();
     let kind = registry::known("ConfigMap");
-    let store = Store::open(Some(dir.path())).unwrap();
+    let store = open(Some(dir.path())).unwrap();
     put(&store, "a", "1").await.unwrap();
     put(&store, "b", "2").await.unwrap();
     let delete = |transaction: &mut Transaction<'_>| Ok(transaction.delete(kind, config_map("a", "1")).revision);
     assert_eq!(store.write(delete).await, Ok(3));
-    assert!(matches!(Store::open(Some(dir.path())), Err(LogError::InUse { .. })));
+    assert!(matches!(open(Some(dir.path())), Err(LogError::InUse { .. })));
     drop(store);
-    let store = Store::open(Some(dir.path())).unwrap();
+    let store = open(Some(dir.path())).unwrap();
     assert!(store.read().get(kind, "default", "a").is_none());
     assert_eq!(store.read().get(kind, "default", "b").unwrap().revision, 2);
     assert_eq!(store.read().kind_revision(kind.slot), 3);
@@ -74,7 +82,7 @@ async fn a_reopened_store_has_what_was_written_and_goes_on_counting() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_writes_are_all_durable_and_in_one_order() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Arc::new(Store::open(Some(dir.path())).unwrap());
+    let store = Arc::new(open(Some(dir.path())).unwrap());
     let writers: Vec<_> = (0..200)
         .map(|number| {
             let store = store.clone();
@@ -88,7 +96,7 @@ async fn concurrent_writes_are_all_durable_and_in_one_order() {
     revisions.sort_unstable();
     assert_eq!(revisions, (1..=200).collect::<Vec<u64>>());
     drop(store);
-    let store = Store::open(Some(dir.path())).unwrap();
+    let store = open(Some(dir.path())).unwrap();
     assert_eq!(store.read().list(registry::known("ConfigMap"), None).count(), 200);
 }
 
@@ -137,13 +145,13 @@ async fn a_full_disk_is_an_error_that_changes_nothing_and_space_lets_it_go_on() 
     let dir = tempfile::tempdir().unwrap();
     let full = Arc::new(AtomicBool::new(false));
     let disk = full.clone();
-    let open = move |path: &Path| {
+    let reopen = move |path: &Path| {
         let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
         let file = redb::backends::FileBackend::new(file)?;
         log::builder().create_with_backend(FullDisk { file, full: disk.clone() })
     };
-    let mut log = Log::open_with(dir.path().join("objects.redb"), Box::new(open)).unwrap();
-    let store = Store::start(log.load().unwrap(), Some(log));
+    let mut log = Log::open_with(dir.path().join("objects.redb"), Box::new(reopen)).unwrap();
+    let store = Store::start(log.load().unwrap(), Some(log), ranges());
     put(&store, "a", "before").await.unwrap();
     full.store(true, Ordering::SeqCst);
     for _ in 0..2 {
@@ -156,6 +164,6 @@ async fn a_full_disk_is_an_error_that_changes_nothing_and_space_lets_it_go_on() 
     full.store(false, Ordering::SeqCst);
     assert_eq!(put(&store, "b", "after").await, Ok(2));
     drop(store);
-    let store = Store::open(Some(dir.path())).unwrap();
+    let store = open(Some(dir.path())).unwrap();
     assert_eq!(store.read().list(kind, None).count(), 2);
 }
