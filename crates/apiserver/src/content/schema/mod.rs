@@ -134,10 +134,13 @@ pub struct Schemas {
 }
 
 impl Schemas {
-    /// The struct of a kind.
+    /// The struct of a kind. Options of a deletion come in the name of any group and version.
     #[must_use]
     pub fn of(&self, gvk: &Gvk) -> Option<StructId> {
-        self.by_gvk.get(gvk).copied()
+        match gvk.kind.as_str() {
+            "DeleteOptions" => self.of_kind("DeleteOptions"),
+            _ => self.by_gvk.get(gvk).copied(),
+        }
     }
 
     /// The struct of a kind's bare name: the first group that has it (core, then by name).
