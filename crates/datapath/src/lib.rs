@@ -5,6 +5,8 @@ use std::fmt::Debug;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{NodePlan, PlanChange};
 
+pub mod nftables;
+
 /// One mode, for one family of one node. Deciding is pure; only `observe` and `apply` touch the kernel.
 pub trait Datapath {
     /// The whole of what the mode writes into the kernel for one plan: same plan, same program.

@@ -1,0 +1,178 @@
+//! Reads and writes the kernel, with `nft`: the command line is the interface that its makers document and keep.
+
+use std::ffi::OsString;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use signpost_core::object::Family;
+
+use super::layout::{TABLE, ip};
+use super::observed::{self, Observed};
+
+/// Why the kernel could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum NftablesError {
+    /// The program is not there.
+    #[error("{} is not installed: install the package nftables (version 1.0.6 or newer), or choose another mode", .program.display())]
+    Missing {
+        /// What was to be run.
+        program: OsString,
+    },
+    /// The program could not be started or spoken to.
+    #[error("cannot {op} with {}: {source}", .program.display())]
+    Run {
+        /// What was to be done.
+        op: &'static str,
+        /// What was to be run.
+        program: OsString,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel does not let this process.
+    #[error(
+        "the kernel does not let this process {op}: run it as root, or with CAP_NET_ADMIN in its network namespace"
+    )]
+    NotPermitted {
+        /// What was to be done.
+        op: &'static str,
+    },
+    /// It refused; nothing was changed.
+    #[error("nft refused to {op} in the table {} {TABLE}, nothing was changed: {said}", ip(*.family))]
+    Refused {
+        /// What was to be done.
+        op: &'static str,
+        /// The table's family.
+        family: Family,
+        /// What it said, the first lines.
+        said: String,
+    },
+    /// Its listing is not what it should be.
+    #[error("cannot read nft's listing of the table {} {TABLE}: {source}; signpost needs nft 1.0.6 or newer", ip(*.family))]
+    Listing {
+        /// The table's family.
+        family: Family,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The table is kube-proxy's.
+    #[error(
+        "the table {0} {TABLE} is kube-proxy's: two Service proxies cannot serve one node. Remove kube-proxy from it and \
+         run `nft delete table {0} {TABLE}`, or let signpost take the table over (--take-over)", ip(*.family)
+    )]
+    Foreign {
+        /// The table's family.
+        family: Family,
+    },
+}
+
+/// The most of nft's complaint that is kept: it repeats the line it stumbled over, which may be long.
+const COMPLAINT_MOST_BYTES: u64 = 2_000;
+
+/// The program, and the family whose table it is used for.
+#[derive(Debug, Clone)]
+pub(super) struct Nft {
+    pub program: OsString,
+    pub family: Family,
+}
+
+impl Nft {
+    /// Runs a script that `write` writes: one transaction.
+    pub fn run(
+        &self,
+        op: &'static str,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), NftablesError> {
+        let mut child = self.spawn(op, &["-f", "-"], Stdio::piped(), Stdio::null())?;
+        let stdin = child.stdin.take().expect("it was piped");
+        let said = thread::scope(|scope| {
+            let stderr = child.stderr.take().expect("it was piped");
+            let said = scope.spawn(|| complaint(stderr));
+            let mut stdin = BufWriter::with_capacity(1 << 16, stdin);
+            let written = write(&mut stdin).and_then(|()| stdin.flush());
+            drop(stdin);
+            match written {
+                // It ended before it read all: its status and complaint say why.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+                written => written.map_err(|source| self.failed(op, source))?,
+            }
+            Ok(said.join().expect("reading does not panic"))
+        });
+        self.end(op, child, said)
+    }
+
+    /// Lists the family's table.
+    pub fn observe(&self) -> Result<Observed, NftablesError> {
+        const OP: &str = "list what is there";
+        if !self.list_tables(OP)?.lines().any(|line| line.trim() == format!("table {} {TABLE}", ip(self.family))) {
+            return Ok(Observed::default());
+        }
+        let family = self.family;
+        let mut child = self.spawn(OP, &["-j", "list", "table", ip(family), TABLE], Stdio::null(), Stdio::piped())?;
+        let stdout = child.stdout.take().expect("it was piped");
+        let stderr = child.stderr.take().expect("it was piped");
+        let (listing, said) = thread::scope(|scope| {
+            let said = scope.spawn(|| complaint(stderr));
+            let mut stdout = BufReader::with_capacity(1 << 16, stdout);
+            let listing = observed::read(&mut stdout);
+            // What is left unread would keep it from ending.
+            let drained = io::copy(&mut stdout, &mut io::sink());
+            (drained.map(|_| listing), said.join().expect("reading does not panic"))
+        });
+        self.end(OP, child, Ok(said))?;
+        listing.map_err(|source| self.failed(OP, source))?.map_err(|source| NftablesError::Listing { family, source })
+    }
+
+    fn list_tables(&self, op: &'static str) -> Result<String, NftablesError> {
+        let mut child = self.spawn(op, &["list", "tables", ip(self.family)], Stdio::null(), Stdio::piped())?;
+        let mut tables = String::new();
+        let mut stdout = child.stdout.take().expect("it was piped");
+        // A few lines each: neither pipe can fill up while the other is read.
+        stdout.read_to_string(&mut tables).map_err(|source| self.failed(op, source))?;
+        let said = child.stderr.take().map(complaint).unwrap_or_default();
+        self.end(op, child, Ok(said))?;
+        Ok(tables)
+    }
+
+    fn spawn(&self, op: &'static str, arguments: &[&str], stdin: Stdio, stdout: Stdio) -> Result<Child, NftablesError> {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).env("LC_ALL", "C").stdin(stdin).stdout(stdout).stderr(Stdio::piped());
+        command.spawn().map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => NftablesError::Missing { program: self.program.clone() },
+            _ => self.failed(op, source),
+        })
+    }
+
+    fn end(
+        &self,
+        op: &'static str,
+        mut child: Child,
+        said: Result<String, NftablesError>,
+    ) -> Result<(), NftablesError> {
+        let status = child.wait().map_err(|source| self.failed(op, source))?;
+        let said = said?;
+        if status.success() {
+            return Ok(());
+        }
+        if said.contains("Operation not permitted") {
+            return Err(NftablesError::NotPermitted { op });
+        }
+        Err(NftablesError::Refused { op, family: self.family, said: said.trim_end().to_owned() })
+    }
+
+    fn failed(&self, op: &'static str, source: io::Error) -> NftablesError {
+        NftablesError::Run { op, program: self.program.clone(), source }
+    }
+}
+
+/// The first lines of what a child says, and the rest read and left, so that it can end.
+fn complaint(mut stderr: impl Read) -> String {
+    let mut said = Vec::new();
+    let read = (&mut stderr).take(COMPLAINT_MOST_BYTES).read_to_end(&mut said);
+    if let Err(error) = read.and_then(|_| io::copy(&mut stderr, &mut io::sink())) {
+        return format!("(its complaint could not be read: {error})");
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}

@@ -1,0 +1,120 @@
+//! The mode nftables: one table per family, named as kube-proxy's, whose rules hardly ever change. Services are
+//! elements of its maps.
+//!
+//! ```text
+//! NodePlan ──▶ program ──▶ change, repair ──▶ render ──▶ apply (nft -f -)
+//!                 │           ▲
+//!                 walk     observed ◀── nft -j list table
+//! ```
+//!
+//! A packet's frontend is looked up in one map and leads to a chain for its *number* of backends; that chain draws a
+//! number below it, and a second map gives the backend of that frontend and number. So there are two lookups for any
+//! number of Services, an exactly equal choice, and a few hundred chains at most; a change of a Service touches elements
+//! only. All of it is in the nat hooks, which see the first packet of a flow alone: no change cuts an established flow.
+
+use std::ffi::OsString;
+
+use signpost_core::object::Family;
+use signpost_core::packet::{Packet, Verdict};
+use signpost_core::plan::{NodePlan, PlanChange};
+
+use crate::Datapath;
+
+mod apply;
+pub mod chain;
+pub mod change;
+pub mod element;
+pub mod layout;
+pub mod observed;
+pub mod program;
+pub mod render;
+pub mod repair;
+pub mod rule;
+pub mod walk;
+
+pub use apply::NftablesError;
+pub use change::Change;
+pub use observed::Observed;
+pub use program::Program;
+
+/// How the mode is run.
+#[derive(Debug, Clone)]
+pub struct NftablesConfig {
+    /// The program `nft`: a path, or a name to look for.
+    pub nft: OsString,
+    /// Whether a table that kube-proxy left is replaced; otherwise it is an error to find one.
+    pub take_over: bool,
+}
+
+impl Default for NftablesConfig {
+    fn default() -> NftablesConfig {
+        NftablesConfig { nft: "nft".into(), take_over: false }
+    }
+}
+
+/// The mode, for one family, in the network namespace of the thread that calls it.
+#[derive(Debug, Clone)]
+pub struct Nftables {
+    nft: apply::Nft,
+    take_over: bool,
+}
+
+impl Nftables {
+    /// For one family.
+    pub fn new(family: Family, config: NftablesConfig) -> Nftables {
+        Nftables { nft: apply::Nft { program: config.nft, family }, take_over: config.take_over }
+    }
+
+    /// Removes the family's table. Established flows lose their rewriting with it.
+    ///
+    /// # Errors
+    /// The kernel or nft refused.
+    pub fn cleanup(&mut self) -> Result<(), NftablesError> {
+        let script = render::render_cleanup(self.nft.family);
+        self.nft.run("remove the table", |out| out.write_all(script.as_bytes()))
+    }
+}
+
+impl Datapath for Nftables {
+    type Program = Program;
+    type Change = Change;
+    type Observed = Observed;
+    type Error = NftablesError;
+
+    fn program(&self, plan: &NodePlan) -> Program {
+        Program::of(plan)
+    }
+
+    fn change(&self, before: &Program, plan: &PlanChange) -> Change {
+        change::change(before, plan)
+    }
+
+    fn advance(&self, program: &mut Program, change: &Change) {
+        change::advance(program, change);
+    }
+
+    fn repair(&self, want: &Program, have: &Observed) -> Change {
+        repair::repair(want, have)
+    }
+
+    fn walk(&self, program: &Program, packet: &Packet) -> Verdict {
+        walk::walk(program, packet)
+    }
+
+    fn observe(&mut self) -> Result<Observed, NftablesError> {
+        let observed = self.nft.observe()?;
+        match &observed.table {
+            Some(table) if table.is_foreign() && !self.take_over => {
+                Err(NftablesError::Foreign { family: self.nft.family })
+            }
+            _ => Ok(observed),
+        }
+    }
+
+    fn apply(&mut self, change: &Change) -> Result<(), NftablesError> {
+        if change.is_empty() {
+            return Ok(());
+        }
+        self.nft.run("change rules", |out| render::render(change, out))
+    }
+}
