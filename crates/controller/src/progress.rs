@@ -1,0 +1,119 @@
+//! How far the controllers are, so that a test or a lab can wait for them by revision and not by time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::world::World;
+
+/// Counts the keys that wait or are worked on in all queues together: one number, so that work that passes from one
+/// controller to the next is never overlooked (the next key is counted before the last one is given back).
+pub struct Busy {
+    keys: AtomicUsize,
+    changed: watch::Sender<()>,
+}
+
+impl Default for Busy {
+    fn default() -> Self {
+        Busy { keys: AtomicUsize::new(0), changed: watch::Sender::new(()) }
+    }
+}
+
+impl Busy {
+    /// A key's state changed from (not) busy to (not) busy.
+    pub fn count(&self, before: bool, after: bool) {
+        if after && !before {
+            self.keys.fetch_add(1, Ordering::SeqCst);
+        } else if before && !after && self.keys.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.tell();
+        }
+    }
+
+    /// Whether no queue has work.
+    pub fn is_idle(&self) -> bool {
+        self.keys.load(Ordering::SeqCst) == 0
+    }
+
+    /// Wakes at each step of progress.
+    pub fn subscribe(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// Wakes those who wait for progress.
+    pub fn tell(&self) {
+        self.changed.send_replace(());
+    }
+}
+
+/// A view of how far the controllers are. Cheap to clone.
+#[derive(Clone)]
+pub struct Progress {
+    world: Arc<World>,
+    busy: Arc<Busy>,
+}
+
+/// The controllers were not done in time.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the controllers were not done within {waited:?}: {keys} objects in work, kinds behind (seen, wanted): {behind:?}"
+)]
+pub struct NotSettled {
+    /// How long was waited.
+    pub waited: Duration,
+    /// Keys that wait or are worked on.
+    pub keys: usize,
+    /// By kind: the revision that was seen (`None`: not even a first list) and the one that was asked for.
+    pub behind: BTreeMap<String, (Option<u64>, u64)>,
+}
+
+impl Progress {
+    pub(crate) fn new(world: Arc<World>, busy: Arc<Busy>) -> Progress {
+        Progress { world, busy }
+    }
+
+    /// By kind (`Pod`, `Service`, ...): the revision up to which all changes were taken up.
+    pub fn seen(&self) -> BTreeMap<&'static str, Option<u64>> {
+        self.world.seen()
+    }
+
+    /// Whether all changes up to these revisions (by kind; kinds that no controller watches don't matter) were taken up
+    /// and all that followed from them is written. A key that keeps failing counts only for its first second.
+    pub fn settled(&self, revisions: &BTreeMap<String, u64>) -> bool {
+        self.behind(revisions).is_empty() && self.busy.is_idle()
+    }
+
+    /// Waits until [`Progress::settled`].
+    ///
+    /// # Errors
+    /// [`NotSettled`] with what is missing, after `timeout`.
+    pub async fn wait(&self, revisions: &BTreeMap<String, u64>, timeout: Duration) -> Result<(), NotSettled> {
+        let mut changed = self.busy.subscribe();
+        let settled = async {
+            while !self.settled(revisions) {
+                // The sender lives in `self.busy`: this can't fail while we are here.
+                if changed.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::time::timeout(timeout, settled).await.map_err(|_| NotSettled {
+            waited: timeout,
+            keys: self.busy.keys.load(Ordering::SeqCst),
+            behind: self.behind(revisions),
+        })
+    }
+
+    fn behind(&self, revisions: &BTreeMap<String, u64>) -> BTreeMap<String, (Option<u64>, u64)> {
+        let seen = self.world.seen();
+        revisions
+            .iter()
+            .filter_map(|(kind, wanted)| {
+                let seen = *seen.get(kind.as_str())?;
+                (seen.is_none_or(|seen| seen < *wanted)).then(|| (kind.clone(), (seen, *wanted)))
+            })
+            .collect()
+    }
+}

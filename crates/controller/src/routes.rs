@@ -1,0 +1,304 @@
+//! Who looks again after which change: one place that shows how the controllers hang together.
+//!
+//! ```text
+//! Service ─────┬──▶ slices, endpoints            Deployment ──▶ deployments
+//! Pod ─────────┼──▶ slices, endpoints (of the Services that select it), its ReplicaSet or StatefulSet, scheduler
+//! Node ────────┴──▶ slices (of the pods on it), scheduler
+//! EndpointSlice ──▶ slices                       ReplicaSet ──▶ replica sets, its Deployment
+//! Endpoints ──────▶ endpoints                    StatefulSet, ControllerRevision ──▶ stateful sets
+//! every object with owners, every owner ──▶ garbage
+//! ```
+
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::core::v1::{Endpoints, Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Resource;
+use signpost_core::object::ObjectName;
+
+use crate::ControllerOptions;
+use crate::cache::{Cache, Index, Transition, name_of};
+use crate::context::Context;
+use crate::garbage::{self, Collected};
+use crate::progress::Busy;
+use crate::queue::Queue;
+use crate::world::{Watched, World};
+use crate::{endpoint_slices, endpoints, lookup, pods, scheduler, selector};
+
+/// One queue per controller.
+pub struct Queues {
+    /// Services whose slices are to be looked at.
+    pub slices: Queue<ObjectName>,
+    /// Services whose Endpoints are to be looked at.
+    pub endpoints: Queue<ObjectName>,
+    /// ReplicaSets.
+    pub replica_sets: Queue<ObjectName>,
+    /// Deployments.
+    pub deployments: Queue<ObjectName>,
+    /// StatefulSets.
+    pub stateful_sets: Queue<ObjectName>,
+    /// Pods without a node.
+    pub scheduler: Queue<ObjectName>,
+    /// Owners and dependents.
+    pub garbage: Queue<garbage::Key>,
+}
+
+impl Queues {
+    /// Empty queues; those of controllers that don't run take nothing.
+    pub fn new(options: &ControllerOptions, busy: &Arc<Busy>) -> Queues {
+        Queues {
+            slices: Queue::new(busy.clone(), options.endpoint_slices),
+            endpoints: Queue::new(busy.clone(), options.endpoint_slices),
+            replica_sets: Queue::new(busy.clone(), options.workloads),
+            deployments: Queue::new(busy.clone(), options.workloads),
+            stateful_sets: Queue::new(busy.clone(), options.workloads),
+            scheduler: Queue::new(busy.clone(), options.scheduler),
+            garbage: Queue::new(busy.clone(), options.garbage_collection),
+        }
+    }
+}
+
+/// Old and new, as far as there are both.
+fn versions<K>(change: &Transition<K>) -> impl Iterator<Item = &Arc<K>> {
+    change.old.iter().chain(&change.new)
+}
+
+/// Whether old and new are the same object: a resync, which leaves nothing out.
+fn is_resync<K>(change: &Transition<K>) -> bool {
+    matches!((&change.old, &change.new), (Some(old), Some(new)) if Arc::ptr_eq(old, new))
+}
+
+impl Watched for Pod {
+    fn cache(world: &World) -> &Cache<Pod> {
+        &world.pods
+    }
+
+    fn route(context: &Context, change: &Transition<Pod>) {
+        garbage::route(context, Some(Collected::Pod), change);
+        if let Some(new) = change.new.as_ref().filter(|pod| scheduler::is_waiting(pod)) {
+            context.queues.scheduler.add(name_of(new.as_ref()));
+        }
+        if is_resync(change) {
+            return;
+        }
+        if endpoint_changed(change) {
+            for service in versions(change).flat_map(|pod| lookup::services_of_pod(&context.world, pod)) {
+                context.queues.slices.add(service.clone());
+                context.queues.endpoints.add(service);
+            }
+        }
+        for pod in versions(change) {
+            wake_workloads(context, pod);
+        }
+        if let (Some(old), None) = (&change.old, &change.new) {
+            wake_deployment_of(context, old);
+        }
+    }
+}
+
+/// Whether a pod changed in anything that its endpoints show.
+fn endpoint_changed(change: &Transition<Pod>) -> bool {
+    let facts = |pod: &Arc<Pod>| {
+        let spec = pod.spec.as_ref();
+        let name = (spec.and_then(|spec| spec.hostname.clone()), spec.and_then(|spec| spec.subdomain.clone()));
+        let state = (pods::is_ready(pod), pods::is_terminating(pod), pods::is_finished(pod));
+        let place = (pods::addresses(pod), pods::node(pod).map(str::to_owned));
+        (pod.metadata.uid.clone(), pod.metadata.labels.clone(), name, state, place)
+    };
+    change.old.as_ref().map(facts) != change.new.as_ref().map(facts)
+}
+
+/// The ReplicaSet or StatefulSet of a pod; for a pod that nobody controls, those that may adopt it.
+fn wake_workloads(context: &Context, pod: &Pod) {
+    let namespace: Arc<str> = pod.metadata.namespace.as_deref().unwrap_or_default().into();
+    if let Some(owner) = pods::controller(pod.metadata.owner_references.as_ref()) {
+        let name = ObjectName { namespace, name: owner.name.as_str().into() };
+        match owner.kind.as_str() {
+            "ReplicaSet" => context.queues.replica_sets.add(name),
+            "StatefulSet" => context.queues.stateful_sets.add(name),
+            _ => {}
+        }
+        return;
+    }
+    let labels = pod.metadata.labels.as_ref();
+    if labels.is_none_or(|labels| labels.is_empty()) {
+        return;
+    }
+    for set in context.world.replica_sets.in_namespace(&namespace) {
+        if set.spec.as_ref().is_some_and(|spec| selector::matches(labels, &spec.selector)) {
+            context.queues.replica_sets.add(name_of(set.as_ref()));
+        }
+    }
+    for set in context.world.stateful_sets.in_namespace(&namespace) {
+        if set.spec.as_ref().is_some_and(|spec| selector::matches(labels, &spec.selector)) {
+            context.queues.stateful_sets.add(name_of(set.as_ref()));
+        }
+    }
+}
+
+/// A Deployment that recreates waits for the last old pod, which its ReplicaSet's status no longer counts.
+fn wake_deployment_of(context: &Context, pod: &Pod) {
+    let Some(owner) = pods::controller(pod.metadata.owner_references.as_ref()) else { return };
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    if let Some(set) = context.world.replica_sets.get(&ObjectName::new(namespace, &owner.name)) {
+        wake_owner(context, set.as_ref());
+    }
+}
+
+fn wake_owner(context: &Context, set: &ReplicaSet) {
+    let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+    if let Some(owner) = pods::controller(set.metadata.owner_references.as_ref()) {
+        if owner.kind == "Deployment" {
+            context.queues.deployments.add(ObjectName::new(namespace, &owner.name));
+        }
+        return;
+    }
+    for deployment in context.world.deployments.in_namespace(&namespace.into()) {
+        let labels = set.metadata.labels.as_ref();
+        if deployment.spec.as_ref().is_some_and(|spec| selector::matches(labels, &spec.selector)) {
+            context.queues.deployments.add(name_of(deployment.as_ref()));
+        }
+    }
+}
+
+impl Watched for Service {
+    fn cache(world: &World) -> &Cache<Service> {
+        &world.services
+    }
+
+    fn route(context: &Context, change: &Transition<Service>) {
+        garbage::route(context, Some(Collected::Service), change);
+        for service in versions(change) {
+            context.queues.slices.add(name_of(service.as_ref()));
+            context.queues.endpoints.add(name_of(service.as_ref()));
+        }
+    }
+}
+
+impl Watched for EndpointSlice {
+    fn cache(world: &World) -> &Cache<EndpointSlice> {
+        &world.slices
+    }
+
+    fn route(context: &Context, change: &Transition<EndpointSlice>) {
+        garbage::route(context, Some(Collected::EndpointSlice), change);
+        for slice in versions(change).filter(|slice| endpoint_slices::plan::is_managed(slice)) {
+            let labels = slice.metadata.labels.as_ref();
+            if let Some(service) = labels.and_then(|labels| labels.get(endpoint_slices::plan::SERVICE_NAME)) {
+                let namespace = slice.metadata.namespace.as_deref().unwrap_or_default();
+                context.queues.slices.add(ObjectName::new(namespace, service));
+            }
+        }
+    }
+}
+
+impl Watched for Endpoints {
+    fn cache(world: &World) -> &Cache<Endpoints> {
+        &world.endpoints
+    }
+
+    fn route(context: &Context, change: &Transition<Endpoints>) {
+        garbage::route(context, Some(Collected::Endpoints), change);
+        // Hand-made Endpoints without a Service must not be named: the controller would take them for left-overs.
+        for endpoints in versions(change) {
+            let name = name_of(endpoints.as_ref());
+            if endpoints::plan::is_managed(endpoints) || context.world.services.get(&name).is_some() {
+                context.queues.endpoints.add(name);
+            }
+        }
+    }
+}
+
+impl Watched for Node {
+    fn cache(world: &World) -> &Cache<Node> {
+        &world.nodes
+    }
+
+    fn route(context: &Context, change: &Transition<Node>) {
+        garbage::route(context, None, change);
+        let zone =
+            |node: &Arc<Node>| node.metadata.labels.as_ref().and_then(|labels| labels.get(lookup::ZONE).cloned());
+        if change.old.as_ref().map(zone) != change.new.as_ref().map(zone) {
+            let name = versions(change).next().map(|node| name_of(node.as_ref()).name).unwrap_or_default();
+            for pod in context.world.pods.select(&Index::Node(name)) {
+                for service in lookup::services_of_pod(&context.world, &pod) {
+                    context.queues.slices.add(service);
+                }
+            }
+        }
+        if scheduling_changed(change) {
+            for pod in scheduler::waiting(context) {
+                context.queues.scheduler.add(name_of(pod.as_ref()));
+            }
+        }
+    }
+}
+
+/// Whether a node changed in what the scheduler asks of it; its heartbeat is nothing of that.
+fn scheduling_changed(change: &Transition<Node>) -> bool {
+    let facts = |node: &Arc<Node>| {
+        let ready = node.status.as_ref().and_then(|status| status.conditions.as_ref()).map(|conditions| {
+            conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+        });
+        (node.metadata.labels.clone(), node.metadata.deletion_timestamp.is_some(), node.spec.clone(), ready)
+    };
+    change.old.as_ref().map(facts) != change.new.as_ref().map(facts)
+}
+
+impl Watched for ReplicaSet {
+    fn cache(world: &World) -> &Cache<ReplicaSet> {
+        &world.replica_sets
+    }
+
+    fn route(context: &Context, change: &Transition<ReplicaSet>) {
+        garbage::route(context, Some(Collected::ReplicaSet), change);
+        for set in versions(change) {
+            context.queues.replica_sets.add(name_of(set.as_ref()));
+            wake_owner(context, set);
+        }
+    }
+}
+
+impl Watched for Deployment {
+    fn cache(world: &World) -> &Cache<Deployment> {
+        &world.deployments
+    }
+
+    fn route(context: &Context, change: &Transition<Deployment>) {
+        garbage::route(context, Some(Collected::Deployment), change);
+        for deployment in versions(change) {
+            context.queues.deployments.add(name_of(deployment.as_ref()));
+        }
+    }
+}
+
+impl Watched for StatefulSet {
+    fn cache(world: &World) -> &Cache<StatefulSet> {
+        &world.stateful_sets
+    }
+
+    fn route(context: &Context, change: &Transition<StatefulSet>) {
+        garbage::route(context, Some(Collected::StatefulSet), change);
+        for set in versions(change) {
+            context.queues.stateful_sets.add(name_of(set.as_ref()));
+        }
+    }
+}
+
+impl Watched for ControllerRevision {
+    fn cache(world: &World) -> &Cache<ControllerRevision> {
+        &world.revisions
+    }
+
+    fn route(context: &Context, change: &Transition<ControllerRevision>) {
+        garbage::route(context, Some(Collected::ControllerRevision), change);
+        for revision in versions(change) {
+            let owner = pods::controller(revision.meta().owner_references.as_ref());
+            if let Some(owner) = owner.filter(|owner| owner.kind == "StatefulSet") {
+                let namespace = revision.metadata.namespace.as_deref().unwrap_or_default();
+                context.queues.stateful_sets.add(ObjectName::new(namespace, &owner.name));
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The tasks: one per kind that is watched, some per controller, one for resyncs.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::core::v1::{Endpoints, Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use tokio::task::JoinSet;
+
+use crate::cache::Transition;
+use crate::context::{Context, WriteError};
+use crate::feed::feed;
+use crate::queue::{Outcome, Queue};
+use crate::world::Watched;
+use crate::{deployments, endpoint_slices, endpoints, garbage, replica_sets, scheduler, stateful_sets};
+
+/// Starts a watch for each kind that a running controller needs.
+pub fn feed_caches(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
+    fn start<K: Watched>(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
+        if context.world.is_fed(&K::kind(&())) {
+            tasks.spawn(feed::<K>(context.clone()));
+        }
+    }
+    start::<Pod>(context, tasks);
+    start::<Service>(context, tasks);
+    start::<EndpointSlice>(context, tasks);
+    start::<Endpoints>(context, tasks);
+    start::<Node>(context, tasks);
+    start::<ReplicaSet>(context, tasks);
+    start::<Deployment>(context, tasks);
+    start::<StatefulSet>(context, tasks);
+    start::<ControllerRevision>(context, tasks);
+}
+
+/// A controller: a queue, and what is done about a key of it.
+pub trait Controller: Send + Sync + 'static {
+    /// What its queue holds.
+    type Key: Clone + Debug + Eq + Hash + Ord + Send + Sync;
+    /// For logs.
+    const NAME: &'static str;
+    /// Keys that are worked on side by side.
+    const WORKERS: usize;
+
+    /// Its queue.
+    fn queue(context: &Context) -> &Queue<Self::Key>;
+
+    /// Makes what the key names what it should be. An error makes the key come again after a pause.
+    fn reconcile(&self, context: &Context, key: &Self::Key)
+    -> impl Future<Output = Result<Outcome, WriteError>> + Send;
+}
+
+/// Starts the workers; they begin when every cache has had its first list.
+pub fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
+    workers(context, tasks, endpoint_slices::Controller::default());
+    workers(context, tasks, endpoints::Controller::default());
+    workers(context, tasks, replica_sets::Controller);
+    workers(context, tasks, deployments::Controller);
+    workers(context, tasks, stateful_sets::Controller);
+    workers(context, tasks, scheduler::Controller);
+    workers(context, tasks, garbage::Controller);
+    tasks.spawn(resync(context.clone()));
+}
+
+fn workers<C: Controller>(context: &Arc<Context>, tasks: &mut JoinSet<()>, controller: C) {
+    let controller = Arc::new(controller);
+    for _ in 0..C::WORKERS {
+        tasks.spawn(work(context.clone(), controller.clone()));
+    }
+}
+
+async fn work<C: Controller>(context: Arc<Context>, controller: Arc<C>) {
+    context.synced().await;
+    let queue = C::queue(&context);
+    loop {
+        let key = queue.next().await;
+        let outcome = match controller.reconcile(&context, &key).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                if error.is_conflict() || error.is_not_found() {
+                    tracing::debug!(controller = C::NAME, ?key, %error, "looking again");
+                } else {
+                    tracing::warn!(controller = C::NAME, ?key, %error, "will be tried again");
+                }
+                Outcome::Retry
+            }
+        };
+        queue.finish(&key, outcome);
+    }
+}
+
+/// Names everything to the queues once in a while: should a change ever have been lost, it is found then.
+async fn resync(context: Arc<Context>) {
+    fn again<K: Watched>(context: &Context) {
+        for object in K::cache(&context.world).all() {
+            K::route(context, &Transition { old: Some(object.clone()), new: Some(object) });
+        }
+    }
+    loop {
+        tokio::time::sleep(context.options.resync).await;
+        again::<Service>(&context);
+        again::<Pod>(&context);
+        again::<ReplicaSet>(&context);
+        again::<Deployment>(&context);
+        again::<StatefulSet>(&context);
+        again::<EndpointSlice>(&context);
+        again::<Endpoints>(&context);
+    }
+}
