@@ -11,6 +11,8 @@
 
 mod list;
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod tests;
 
 use super::schema::{Shape, StructId, Tags, schemas};
