@@ -1,13 +1,20 @@
-//! The objects that every cluster has. Made at each start if they are not there.
+//! The objects that every cluster has. Made at each start if they are not there, or not as configured.
 
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use crate::admission;
+use crate::clock;
 use crate::error::ApiError;
+use crate::object;
 use crate::registry;
 use crate::server::ApiServer;
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+const HTTPS: u16 = 443;
+const DEFAULT_PORT: u16 = 6443;
 
 /// Makes what is missing.
 ///
@@ -15,26 +22,94 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 /// When the store can't take it.
 pub async fn run(server: &ApiServer) -> Result<(), ApiError> {
     for name in NAMESPACES {
-        let namespace = json!({"metadata": {"name": name}});
-        ensure(server, "Namespace", "", name, namespace).await?;
+        ensure(server, "Namespace", json!({"metadata": {"name": name}}), &[]).await?;
+        ensure(server, "ServiceAccount", json!({"metadata": {"name": "default", "namespace": name}}), &[]).await?;
     }
-    Ok(())
+    let cidrs = &server.config.service_cidrs;
+    let ready = json!([{
+        "type": "Ready", "status": "True", "reason": "", "message": "Kubernetes Service CIDR is ready",
+        "lastTransitionTime": clock::now(),
+    }]);
+    let range = json!({
+        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs}, "status": {"conditions": ready},
+    });
+    ensure(server, "ServiceCIDR", range, &["spec"]).await?;
+
+    // Only the primary family, as the real server has it.
+    let primary_v4 = cidrs[0].addr().is_ipv4();
+    let endpoints: Vec<SocketAddr> =
+        server.config.advertise.iter().copied().filter(|address| address.is_ipv4() == primary_v4).collect();
+    let port = endpoints.first().map_or(DEFAULT_PORT, SocketAddr::port);
+    let labels = json!({"component": "apiserver", "provider": "kubernetes"});
+    let service = json!({
+        "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
+        "spec": {
+            "clusterIP": first_address(cidrs[0]).to_string(),
+            "ports": [{"name": "https", "port": HTTPS, "protocol": "TCP", "targetPort": port}],
+        },
+    });
+    ensure(server, "Service", service, &[]).await?;
+    if endpoints.is_empty() {
+        return Ok(());
+    }
+    publish(server, &endpoints, port, primary_v4).await
 }
 
-async fn ensure(
-    server: &ApiServer,
-    kind: &'static str,
-    namespace: &str,
-    name: &str,
-    mut object: Value,
-) -> Result<(), ApiError> {
+async fn publish(server: &ApiServer, endpoints: &[SocketAddr], port: u16, v4: bool) -> Result<(), ApiError> {
+    let addresses: Vec<String> = endpoints.iter().map(|endpoint| endpoint.ip().to_string()).collect();
+    let slice_endpoints: Vec<Value> =
+        addresses.iter().map(|address| json!({"addresses": [address], "conditions": {"ready": true}})).collect();
+    let slice = json!({
+        "metadata": {
+            "name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"},
+        },
+        "addressType": if v4 { "IPv4" } else { "IPv6" },
+        "endpoints": slice_endpoints,
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+    });
+    ensure(server, "EndpointSlice", slice, &["addressType", "endpoints", "ports"]).await?;
+    let listed: Vec<Value> = addresses.iter().map(|address| json!({"ip": address})).collect();
+    let old_kind = json!({
+        "metadata": {
+            "name": "kubernetes", "namespace": "default",
+            // The slice above is its mirror already.
+            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+        },
+        "subsets": [{"addresses": listed, "ports": [{"name": "https", "port": port, "protocol": "TCP"}]}],
+    });
+    ensure(server, "Endpoints", old_kind, &["subsets"]).await
+}
+
+/// The address after the network's.
+fn first_address(range: IpNet) -> IpAddr {
+    match range.network() {
+        IpAddr::V4(network) => IpAddr::V4((u32::from(network).saturating_add(1)).into()),
+        IpAddr::V6(network) => IpAddr::V6((u128::from(network).saturating_add(1)).into()),
+    }
+}
+
+/// Creates an object, or makes these fields of it what they should be. A status that is given is kept.
+async fn ensure(server: &ApiServer, kind: &'static str, mut object: Value, fields: &[&str]) -> Result<(), ApiError> {
     let kind = registry::known(kind);
+    let (namespace, name) = (object::namespace(&object).to_owned(), object::name(&object).to_owned());
     server
         .store
         .write(|transaction| {
-            if transaction.get(kind, namespace, name).is_none() {
-                admission::create(transaction, kind, namespace, &mut object)?;
+            let Some(old) = transaction.get(kind, &namespace, &name) else {
+                let status = object.get("status").cloned();
+                admission::create(transaction, kind, &namespace, &mut object)?;
+                if let Some(status) = status {
+                    object::fields(&mut object).insert("status".to_owned(), status);
+                }
                 transaction.put(kind, object);
+                return Ok(());
+            };
+            let mut changed = old.value.clone();
+            for field in fields {
+                object::fields(&mut changed).insert((*field).to_owned(), object[*field].clone());
+            }
+            if changed != old.value {
+                transaction.put(kind, changed);
             }
             Ok(())
         })

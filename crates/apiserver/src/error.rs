@@ -175,6 +175,14 @@ pub enum ApiError {
         /** Why. */
         message: String,
     },
+    /// A patch that can't be applied.
+    #[error("{message}")]
+    Patch {
+        /** HTTP status. */
+        code: u16,
+        /** Why. */
+        message: String,
+    },
     /// Not allowed as things stand.
     #[error("{} {name:?} is forbidden: {reason}", kind.qualified_plural())]
     Forbidden {
@@ -245,6 +253,7 @@ impl ApiError {
     pub fn code(&self) -> u16 {
         match self {
             ApiError::BadRequest { .. } => 400,
+            ApiError::Patch { code, .. } => *code,
             ApiError::Unauthorized => 401,
             ApiError::Forbidden { .. } => 403,
             ApiError::NotFound { .. } | ApiError::NoSuchResource => 404,
@@ -261,7 +270,10 @@ impl ApiError {
 
     fn reason(&self) -> &'static str {
         match self {
-            ApiError::BadRequest { .. } => "BadRequest",
+            ApiError::BadRequest { .. } | ApiError::Patch { code: 400, .. } => "BadRequest",
+            ApiError::Patch { code: 415, .. } => "UnsupportedMediaType",
+            ApiError::Patch { code: 422, .. } => "Invalid",
+            ApiError::Patch { .. } => "InternalError",
             ApiError::Unauthorized => "Unauthorized",
             ApiError::Forbidden { .. } => "Forbidden",
             ApiError::NotFound { .. } | ApiError::NoSuchResource => "NotFound",

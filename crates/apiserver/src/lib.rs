@@ -19,12 +19,18 @@ mod names;
 mod object;
 pub mod pod_streams;
 mod random;
+mod reaper;
 pub mod registry;
 mod request;
 mod respond;
 mod selector;
+mod serve;
 mod server;
 pub mod store;
+mod tls;
+mod token;
 mod views;
 
 pub use self::server::{ApiConfig, ApiServer, ApiServerError};
+pub use self::tls::{TlsError, TlsIdentity, kubeconfig};
+pub use self::token::{Token, write_private};

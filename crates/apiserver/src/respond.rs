@@ -60,3 +60,16 @@ pub fn gone(kind: &KindInfo, value: &Value) -> Value {
     }
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details})
 }
+
+/// An answer with `Warning` headers, which kubectl prints.
+pub fn warned(mut response: Response, warnings: &[String]) -> Response {
+    for warning in warnings {
+        // A quoted string of one line (RFC 9110): quotes and backslashes escaped, nothing that ends the header.
+        let text: String = warning.chars().filter(|c| !c.is_control()).take(1000).collect();
+        let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{text}\"")) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
+    response
+}

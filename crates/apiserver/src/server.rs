@@ -87,6 +87,7 @@ impl ApiServer {
         let server =
             Arc::new(ApiServer { config, store, pod_streams: OnceLock::new(), closing: CancellationToken::new() });
         crate::bootstrap::run(&server).await.map_err(ApiServerError::Bootstrap)?;
+        crate::reaper::spawn(&server);
         Ok(server)
     }
 
@@ -102,6 +103,11 @@ impl ApiServer {
             tower::ServiceExt::oneshot(router.clone(), request.map(Body::new))
         });
         kube::Client::new(service, "default")
+    }
+
+    /// Ends all watches and what runs beside requests. Objects can still be read and written.
+    pub fn close(&self) {
+        self.closing.cancel();
     }
 
     /// The resourceVersion of the last change of any object of a kind, deletions included. 0: none ever, or no such kind.

@@ -5,11 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
-use signpost_apiserver::{ApiConfig, ApiServer};
+use signpost_apiserver::{ApiConfig, ApiServer, TlsIdentity, Token, kubeconfig};
+use tokio_util::sync::CancellationToken;
 
 async fn server() -> Arc<ApiServer> {
     ApiServer::open(ApiConfig::default()).await.expect("a server in memory opens")
@@ -53,7 +57,8 @@ async fn an_object_is_created_read_changed_and_deleted() {
 }
 
 fn revision(object: &ConfigMap) -> u64 {
-    object.metadata.resource_version.as_deref().unwrap().parse().unwrap()
+    let revision = object.metadata.resource_version.as_deref().expect("the server sets it");
+    revision.parse().expect("revisions are numbers")
 }
 
 #[tokio::test]
@@ -141,4 +146,127 @@ async fn objects_need_their_namespace() {
     let namespace: Namespace = object(json!({"metadata": {"generateName": "some-"}}));
     let name = namespaces.create(&PostParams::default(), &namespace).await.unwrap().metadata.name.unwrap();
     assert_eq!(name.len(), "some-".len() + 5);
+}
+
+fn pod(name: &str) -> Pod {
+    object(json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "signpost/echo"}]}}))
+}
+
+#[tokio::test]
+async fn a_bound_pod_ends_gracefully() {
+    let server = server().await;
+    let api: Api<Pod> = Api::default_namespaced(server.client());
+    let created = api.create(&PostParams::default(), &pod("p")).await.unwrap();
+    let spec = created.spec.unwrap();
+    assert_eq!((spec.restart_policy.as_deref(), spec.termination_grace_period_seconds), (Some("Always"), Some(30)));
+    assert_eq!(created.status.unwrap().phase.as_deref(), Some("Pending"));
+    let binding = json!({"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": "n1"}});
+    let _: Value = api.create_subresource("binding", "p", &PostParams::default(), &binding).await.unwrap();
+    api.delete("p", &DeleteParams::default().grace_period(7)).await.unwrap();
+    let going = api.get("p").await.unwrap();
+    assert_eq!(going.spec.unwrap().node_name.as_deref(), Some("n1"));
+    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(7));
+    api.delete("p", &DeleteParams::default().grace_period(0)).await.unwrap();
+    assert!(api.get_opt("p").await.unwrap().is_none());
+    api.create(&PostParams::default(), &pod("unbound")).await.unwrap();
+    api.delete("unbound", &DeleteParams::default()).await.unwrap();
+    assert!(api.get_opt("unbound").await.unwrap().is_none(), "no kubelet has to end it");
+}
+
+#[tokio::test]
+async fn a_deleted_namespace_takes_its_content_along() {
+    let server = server().await;
+    let namespaces: Api<Namespace> = Api::all(server.client());
+    let namespace: Namespace = object(json!({"metadata": {"name": "gone"}}));
+    namespaces.create(&PostParams::default(), &namespace).await.unwrap();
+    let api: Api<ConfigMap> = Api::namespaced(server.client(), "gone");
+    let mut held = config_map("held");
+    held.metadata.finalizers = Some(vec!["example.com/hold".to_owned()]);
+    api.create(&PostParams::default(), &held).await.unwrap();
+    api.create(&PostParams::default(), &config_map("plain")).await.unwrap();
+    namespaces.delete("gone", &DeleteParams::default()).await.unwrap();
+    let error = api.create(&PostParams::default(), &config_map("late")).await.unwrap_err();
+    let text = "configmaps \"late\" is forbidden: unable to create new content in namespace gone because it is being \
+                terminated";
+    assert!(error.to_string().contains(text), "{error}");
+    until(async || api.get_opt("plain").await.unwrap().is_none()).await;
+    assert!(namespaces.get_opt("gone").await.unwrap().is_some(), "the finalizer still holds");
+    let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    api.patch("held", &PatchParams::default(), &free).await.unwrap();
+    until(async || namespaces.get_opt("gone").await.unwrap().is_none()).await;
+}
+
+/// Waits for a condition; asks again every few milliseconds.
+async fn until(condition: impl AsyncFn() -> bool) {
+    within(async {
+        let mut pace = tokio::time::interval(Duration::from_millis(5));
+        while !condition().await {
+            pace.tick().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_service_kubernetes_leads_to_the_api() {
+    let config = ApiConfig {
+        service_cidrs: vec!["fd00:10:96::/112".parse().unwrap(), "10.96.0.0/12".parse().unwrap()],
+        advertise: vec!["172.18.0.1:6443".parse().unwrap(), "[fd00:172:18::1]:7443".parse().unwrap()],
+        ..ApiConfig::default()
+    };
+    let server = ApiServer::open(config).await.unwrap();
+    let service = Api::<Service>::default_namespaced(server.client()).get("kubernetes").await.unwrap();
+    let spec = service.spec.unwrap();
+    assert_eq!(spec.cluster_ip.as_deref(), Some("fd00:10:96::1"));
+    assert_eq!(spec.ports.unwrap()[0].port, 443);
+    let slice = Api::<EndpointSlice>::default_namespaced(server.client()).get("kubernetes").await.unwrap();
+    assert_eq!(slice.endpoints.unwrap()[0].addresses, ["fd00:172:18::1"]);
+    assert_eq!(slice.ports.unwrap()[0].port, Some(7443));
+    let range = Api::<ServiceCIDR>::all(server.client()).get("kubernetes").await.unwrap();
+    assert_eq!(range.spec.unwrap().cidrs.unwrap().len(), 2);
+    assert_eq!(range.status.unwrap().conditions.unwrap()[0].status, "True");
+}
+
+async fn https_client(url: &str, tls: &TlsIdentity, token: &Token) -> kube::Client {
+    let config = Kubeconfig::from_yaml(&kubeconfig(url, tls, token)).unwrap();
+    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.unwrap();
+    kube::Client::try_from(config).unwrap()
+}
+
+#[tokio::test]
+async fn over_https_only_the_token_lets_in() {
+    let server = server().await;
+    let tls = TlsIdentity::generate(&[], &[]).unwrap();
+    let (token, shutdown) = (Token::generate(), CancellationToken::new());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let serving = tokio::spawn({
+        let (server, tls, token, shutdown) = (server.clone(), tls.clone(), token.clone(), shutdown.clone());
+        async move { server.serve(listener, &tls, token, shutdown).await }
+    });
+    let api: Api<Service> = Api::default_namespaced(https_client(&url, &tls, &token).await);
+    assert!(api.get("kubernetes").await.is_ok());
+    let mut events = watcher(api.clone(), watcher::Config::default()).boxed();
+    while !matches!(within(events.try_next()).await.unwrap(), Some(watcher::Event::InitDone)) {}
+
+    let stranger: Api<Service> = Api::default_namespaced(https_client(&url, &tls, &Token::new("wrong")).await);
+    assert!(matches!(stranger.get("kubernetes").await, Err(kube::Error::Api(status)) if status.code == 401));
+    let other = TlsIdentity::generate(&[], &[]).unwrap();
+    let doubter: Api<Service> = Api::default_namespaced(https_client(&url, &other, &token).await);
+    assert!(doubter.get("kubernetes").await.is_err(), "a client trusts only its own authority");
+
+    shutdown.cancel();
+    within(serving).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_service_that_breaks_rules_is_refused_with_causes() {
+    let server = server().await;
+    let api: Api<Service> = Api::default_namespaced(server.client());
+    let twice: Service =
+        object(json!({"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}, {"port": 70000}]}}));
+    let Err(kube::Error::Api(status)) = api.create(&PostParams::default(), &twice).await else { panic!("refused") };
+    assert_eq!((status.code, status.reason.as_str()), (422, "Invalid"));
+    let fields: Vec<_> = status.details.unwrap().causes.into_iter().map(|cause| cause.field).collect();
+    assert_eq!(fields[..3], ["spec.ports[0].name", "spec.ports[1].name", "spec.ports[1].port"]);
 }

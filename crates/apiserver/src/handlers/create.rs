@@ -2,12 +2,13 @@
 
 use axum::response::Response;
 use http::StatusCode;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Call;
 use crate::admission;
 use crate::error::ApiError;
 use crate::object;
+use crate::registry;
 use crate::respond::{json_response, shown};
 use crate::server::ApiServer;
 use crate::store::{Object, Transaction};
@@ -41,5 +42,21 @@ pub(super) fn insert(
     if transaction.get(kind, call.place.namespace(), name).is_some() {
         return Err(ApiError::AlreadyExists { kind: call.place.kind, name: name.to_owned() });
     }
-    Ok(transaction.put(kind, object))
+    let created = transaction.put(kind, object);
+    if kind.kind == "Namespace" {
+        default_account(transaction, object::name(&created.value))?;
+    }
+    Ok(created)
+}
+
+/// Every namespace has the service account that its pods run under.
+fn default_account(transaction: &mut Transaction<'_>, namespace: &str) -> Result<(), ApiError> {
+    let kind = registry::known("ServiceAccount");
+    if transaction.get(kind, namespace, "default").is_some() {
+        return Ok(());
+    }
+    let mut account = json!({"metadata": {"name": "default"}});
+    admission::create(transaction, kind, namespace, &mut account)?;
+    transaction.put(kind, account);
+    Ok(())
 }

@@ -117,6 +117,22 @@ pub(super) async fn delete_collection(server: &ApiServer, call: &Call, body: Val
     Ok(json_response(StatusCode::OK, &shown_list(kind, values, metadata, call.shape)))
 }
 
+/// Deletes an object as the garbage collector would: with its own grace. One that is gone is no error.
+pub(crate) async fn delete_in_background(
+    server: &ApiServer,
+    kind: &'static KindInfo,
+    namespace: &str,
+    name: &str,
+) -> Result<(), ApiError> {
+    let options =
+        Options { grace_s: None, propagation: Propagation::Background, uid: String::new(), revision: String::new() };
+    let decide = |transaction: &mut Transaction<'_>| match transaction.get(kind, namespace, name) {
+        Some(old) => remove(transaction, kind, &old, &options).map(|_| ()),
+        None => Ok(()),
+    };
+    server.store.write(decide).await
+}
+
 fn remove(
     transaction: &mut Transaction<'_>,
     kind: &'static KindInfo,

@@ -1,5 +1,6 @@
 //! One handler per verb. This file reads the request and finds the verb.
 
+mod binding;
 mod body;
 mod create;
 mod delete;
@@ -18,7 +19,11 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::request::{self, Place, Query, Shape, Target};
+use crate::respond::warned;
 use crate::server::ApiServer;
+
+pub(crate) use self::delete::delete_in_background;
+pub(crate) use self::update::is_finished;
 
 /// A request for objects, read.
 pub(crate) struct Call {
@@ -50,39 +55,68 @@ async fn dispatch(server: &Arc<ApiServer>, request: Request<Body>) -> Result<Res
         Target::Objects(place) => {
             let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
             let call = Call { place, query, shape: request::shape(accept) };
-            objects(server, call, request).await
+            let response = subresource(server, &call, request).await.unwrap_or_else(IntoResponse::into_response);
+            Ok(warned(response, &deprecations(&call)))
         }
         Target::Other(_) => Err(ApiError::NoSuchResource),
     }
 }
 
-async fn objects(server: &Arc<ApiServer>, call: Call, request: Request<Body>) -> Result<Response, ApiError> {
-    match call.place.subresource.as_deref() {
-        None => {}
-        Some("status") if call.place.kind.has_status => {}
-        Some(_) => return Err(ApiError::NoSuchResource),
+fn deprecations(call: &Call) -> Vec<String> {
+    match call.place.kind.kind {
+        "Endpoints" => vec!["v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".to_owned()],
+        _ => Vec::new(),
     }
-    let status = call.place.subresource.is_some();
-    let method = request.method().clone();
+}
+
+async fn subresource(server: &Arc<ApiServer>, call: &Call, request: Request<Body>) -> Result<Response, ApiError> {
+    let kind = call.place.kind;
+    match (kind.kind, call.place.subresource.as_deref()) {
+        (_, None) => objects(server, call, request, false).await,
+        (_, Some("status")) if kind.has_status => objects(server, call, request, true).await,
+        ("Namespace", Some("finalize")) if request.method() == Method::PUT => {
+            let (value, warnings) = object_body(call, request).await?;
+            Ok(warned(update::finalize(server, call, &value).await?, &warnings))
+        }
+        ("Pod", Some("binding")) if request.method() == Method::POST => {
+            let (content_type, bytes) = body::read(request).await?;
+            let binding = body::decode(&content_type, &bytes, "Binding")?;
+            binding::bind(server, call, &binding).await
+        }
+        _ => Err(ApiError::NoSuchResource),
+    }
+}
+
+async fn objects(
+    server: &Arc<ApiServer>,
+    call: &Call,
+    request: Request<Body>,
+    status: bool,
+) -> Result<Response, ApiError> {
     let named = call.place.name.is_some();
-    match (method, named) {
-        (Method::GET, true) if call.query.flag("watch") => watch::watch(server, &call),
-        (Method::GET, true) => read::get(server, &call),
-        (Method::GET, false) if call.query.flag("watch") => watch::watch(server, &call),
-        (Method::GET, false) => read::list(server, &call),
-        (Method::POST, false) => create::create(server, &call, object_body(&call, request).await?).await,
-        (Method::PUT, true) => update::update(server, &call, object_body(&call, request).await?, status).await,
+    match (request.method().clone(), named) {
+        (Method::GET, _) if call.query.flag("watch") && !status => watch::watch(server, call),
+        (Method::GET, true) => read::get(server, call),
+        (Method::GET, false) => read::list(server, call),
+        (Method::POST, false) => {
+            let (value, warnings) = object_body(call, request).await?;
+            Ok(warned(create::create(server, call, value).await?, &warnings))
+        }
+        (Method::PUT, true) => {
+            let (value, warnings) = object_body(call, request).await?;
+            Ok(warned(update::update(server, call, value, status).await?, &warnings))
+        }
         (Method::PATCH, true) => {
             let (content_type, bytes) = body::read(request).await?;
-            patch::patch(server, &call, &content_type, &bytes, status).await
+            patch::patch(server, call, &content_type, &bytes, status).await
         }
-        (Method::DELETE, true) if !status => delete::delete(server, &call, options_body(request).await?).await,
-        (Method::DELETE, false) => delete::delete_collection(server, &call, options_body(request).await?).await,
+        (Method::DELETE, true) if !status => delete::delete(server, call, options_body(request).await?).await,
+        (Method::DELETE, false) => delete::delete_collection(server, call, options_body(request).await?).await,
         _ => Err(ApiError::MethodNotAllowed),
     }
 }
 
-async fn object_body(call: &Call, request: Request<Body>) -> Result<Value, ApiError> {
+async fn object_body(call: &Call, request: Request<Body>) -> Result<(Value, Vec<String>), ApiError> {
     let (content_type, bytes) = body::read(request).await?;
     body::object(call, &content_type, &bytes)
 }

@@ -58,9 +58,27 @@ pub(super) fn replace(
 }
 
 /// Terminating, nothing holds it, and no grace is left to wait for.
-pub(super) fn is_finished(kind: &KindInfo, object: &Value) -> bool {
+pub(crate) fn is_finished(kind: &KindInfo, object: &Value) -> bool {
     object::is_terminating(object)
         && object::finalizers(object).is_empty()
         && object::number(object, &["metadata", "deletionGracePeriodSeconds"]).unwrap_or(0) == 0
         && (kind.kind != "Namespace" || object::items(object, &["spec", "finalizers"]).is_empty())
+}
+
+/// PUT `namespaces/finalize`: only the finalizers of the specification change.
+pub(super) async fn finalize(server: &ApiServer, call: &Call, body: &Value) -> Result<Response, ApiError> {
+    let kind = call.place.kind;
+    let decide = |transaction: &mut Transaction<'_>| {
+        let old = transaction.get(kind, "", call.name()?).ok_or_else(|| call.not_found())?;
+        let mut value = old.value.clone();
+        let finalizers = object::items(body, &["spec", "finalizers"]).to_vec();
+        object::child(&mut value, "spec").insert("finalizers".to_owned(), Value::Array(finalizers));
+        if value == old.value {
+            return Ok(old);
+        }
+        let done = is_finished(kind, &value);
+        Ok(if done { transaction.delete(kind, value) } else { transaction.put(kind, value) })
+    };
+    let object = server.store.write(decide).await?;
+    Ok(json_response(StatusCode::OK, &shown(kind, &object.value, call.shape)))
 }

@@ -142,7 +142,7 @@ pub(super) fn builder() -> redb::Builder {
     builder
 }
 
-fn append<'a>(database: &Database, changes: &mut dyn Iterator<Item = &'a Change>) -> Result<(), redb::Error> {
+fn append(database: &Database, changes: &mut dyn Iterator<Item = &Change>) -> Result<(), redb::Error> {
     // Dropped without a commit, the transaction is taken back.
     let transaction = database.begin_write()?;
     {
