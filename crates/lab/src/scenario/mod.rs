@@ -11,5 +11,8 @@ pub mod address;
 pub mod echo;
 pub mod expect;
 pub mod format;
+pub mod objects;
 pub mod predict;
 pub mod probe;
+pub mod report;
+pub mod snapshot;

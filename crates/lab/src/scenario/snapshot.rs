@@ -1,0 +1,297 @@
+//! Pure. What the API's objects say at one moment: where everything is (for the prediction) and which address and port a
+//! destination means (for the packet).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use serde_json::Value;
+use signpost_core::object::{Family, Protocol};
+
+use super::address::{Destination, PodName, PortRef, ServiceRef, Target};
+use super::format::ShortPod;
+use super::predict::{ClusterView, NodeView, PodView};
+
+/// The objects, as the API lists them.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    /// Nodes.
+    pub nodes: Vec<Value>,
+    /// Pods.
+    pub pods: Vec<Value>,
+    /// Services.
+    pub services: Vec<Value>,
+}
+
+/// What the objects do not tell.
+#[derive(Debug, Clone, Default)]
+pub struct Surroundings {
+    /// Further addresses of each node: on its pods' bridge, on `lo`.
+    pub node_addresses: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// The outside client's addresses.
+    pub outside: Vec<IpAddr>,
+    /// What else listens: the API.
+    pub others: BTreeSet<SocketAddr>,
+}
+
+/// An address that a `save` step remembered, one of each family at most.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Saved {
+    /// The addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The port, if one was saved with them.
+    pub port: Option<u16>,
+}
+
+/// Why a destination has no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoAddress {
+    /// Nothing of that name.
+    #[error("there is no {what} {name}")]
+    Missing {
+        /// Service, pod, node or saved address.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// It has no address of this sort.
+    #[error("{name} has no {what}")]
+    Without {
+        /// Which address or port.
+        what: String,
+        /// Whose.
+        name: String,
+    },
+    /// It has one, but of the other family.
+    #[error("{name} has no {family} address")]
+    Family {
+        /// Whose.
+        name: String,
+        /// The family that was wanted.
+        family: Family,
+    },
+}
+
+impl Snapshot {
+    /// Where everything is, for one family.
+    pub fn view(
+        &self,
+        family: Family,
+        short: &[ShortPod],
+        silent: &BTreeSet<PodName>,
+        around: &Surroundings,
+    ) -> ClusterView {
+        let of_family = |address: &IpAddr| Family::of(*address) == family;
+        ClusterView {
+            nodes: self.nodes.iter().filter_map(|node| node_view(node, family, around)).collect(),
+            pods: self.pods.iter().filter_map(|pod| pod_view(pod, family, short, silent)).collect(),
+            outside: around.outside.iter().copied().find(of_family),
+            others: around.others.iter().copied().filter(|address| of_family(&address.ip())).collect(),
+        }
+    }
+
+    /// The address and port that a destination means in one family. Without a port (ICMP echo) the port is 0.
+    ///
+    /// # Errors
+    /// [`NoAddress`]
+    pub fn resolve(
+        &self,
+        target: &Target,
+        family: Family,
+        saved: &BTreeMap<String, Saved>,
+    ) -> Result<SocketAddr, NoAddress> {
+        let protocol = target.scheme.protocol();
+        let (addresses, port, name) = match &target.destination {
+            Destination::Literal(address) => (vec![address.ip()], address.port(), address.to_string()),
+            Destination::Saved(name, port) => {
+                let saved = saved.get(name).ok_or_else(|| missing("saved address", name))?;
+                (saved.addresses.clone(), plain_port(port).or(saved.port).unwrap_or(0), format!("${name}"))
+            }
+            Destination::Node(name, port) => (self.node_addresses(name)?, plain_port(port).unwrap_or(0), name.clone()),
+            Destination::Pod(pod, port) => {
+                let object = self.pod(pod)?;
+                let number = pod_port(object, port).or_else(|| plain_port(port)).unwrap_or(0);
+                (pod_addresses(object), number, pod.to_string())
+            }
+            Destination::NodePort(node, service, port) => {
+                let object = self.service(service)?;
+                let number = service_port(object, port, protocol).and_then(|port| number(port, "nodePort"));
+                let number = number.ok_or_else(|| without("node port", &service.name))?;
+                (self.node_addresses(node)?, number, node.clone())
+            }
+            Destination::Cluster(service, port) => {
+                let object = self.service(service)?;
+                (texts(object, "/spec/clusterIPs"), frontend_port(object, port, protocol)?, service.name.clone())
+            }
+            Destination::External(service, port) => {
+                let object = self.service(service)?;
+                (texts(object, "/spec/externalIPs"), frontend_port(object, port, protocol)?, service.name.clone())
+            }
+            Destination::LoadBalancer(service, port) => {
+                let object = self.service(service)?;
+                (ingress(object), frontend_port(object, port, protocol)?, service.name.clone())
+            }
+            Destination::Name(name) => return Err(without("address before it is looked up", name)),
+        };
+        if addresses.is_empty() {
+            return Err(without("such address", &name));
+        }
+        let address = addresses.into_iter().find(|address| Family::of(*address) == family);
+        let address = address.ok_or(NoAddress::Family { name, family })?;
+        Ok(SocketAddr::new(address, port))
+    }
+
+    /// What a `save` step remembers: all addresses of a destination, and its port if it names one.
+    ///
+    /// # Errors
+    /// [`NoAddress`], if there is none of either family.
+    pub fn save(&self, target: &Target, saved: &BTreeMap<String, Saved>) -> Result<Saved, NoAddress> {
+        let found: Vec<_> =
+            [Family::Ipv4, Family::Ipv6].into_iter().map(|family| self.resolve(target, family, saved)).collect();
+        let addresses: Vec<SocketAddr> = found.iter().filter_map(|found| found.as_ref().ok().copied()).collect();
+        match (addresses.first(), found.into_iter().find_map(Result::err)) {
+            (Some(first), _) => {
+                let port = Some(first.port()).filter(|port| *port != 0);
+                Ok(Saved { addresses: addresses.iter().map(SocketAddr::ip).collect(), port })
+            }
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(Saved::default()),
+        }
+    }
+
+    fn service(&self, wanted: &ServiceRef) -> Result<&Value, NoAddress> {
+        let found = self.services.iter().find(|object| is_named(object, &wanted.namespace, &wanted.name));
+        found.ok_or_else(|| missing("Service", &wanted.name))
+    }
+
+    fn pod(&self, wanted: &PodName) -> Result<&Value, NoAddress> {
+        let found = self.pods.iter().find(|object| is_named(object, &wanted.namespace, &wanted.name));
+        found.ok_or_else(|| missing("pod", &wanted.to_string()))
+    }
+
+    fn node_addresses(&self, name: &str) -> Result<Vec<IpAddr>, NoAddress> {
+        let found = self.nodes.iter().find(|object| text(object, "/metadata/name") == Some(name));
+        found.map(internal_addresses).ok_or_else(|| missing("node", name))
+    }
+}
+
+fn node_view(node: &Value, family: Family, around: &Surroundings) -> Option<NodeView> {
+    let name = text(node, "/metadata/name")?.to_owned();
+    let own = internal_addresses(node);
+    let primary = own.iter().copied().find(|address| Family::of(*address) == family)?;
+    let more = around.node_addresses.get(&name).into_iter().flatten().copied();
+    let cidrs = node.pointer("/spec/podCIDRs").and_then(Value::as_array).into_iter().flatten();
+    Some(NodeView {
+        name,
+        primary,
+        addresses: own.into_iter().chain(more).filter(|address| Family::of(*address) == family).collect(),
+        pod_cidrs: cidrs.filter_map(|cidr| cidr.as_str()?.parse().ok()).collect(),
+    })
+}
+
+fn pod_view(pod: &Value, family: Family, short: &[ShortPod], silent: &BTreeSet<PodName>) -> Option<PodView> {
+    let name = PodName {
+        namespace: text(pod, "/metadata/namespace")?.to_owned(),
+        name: text(pod, "/metadata/name")?.to_owned(),
+    };
+    if matches!(text(pod, "/status/phase"), Some("Succeeded" | "Failed")) {
+        return None;
+    }
+    let address = pod_addresses(pod).into_iter().find(|address| Family::of(*address) == family)?;
+    let known = short.iter().find(|short| short.namespace == name.namespace && short.name == name.name);
+    let listens = match known {
+        _ if silent.contains(&name) => Some(BTreeSet::new()),
+        Some(known) => Some(known.listen.iter().map(|listen| (listen.protocol, listen.port.get())).collect()),
+        None => None,
+    };
+    Some(PodView {
+        node: text(pod, "/spec/nodeName")?.to_owned(),
+        address,
+        host_network: pod.pointer("/spec/hostNetwork").and_then(Value::as_bool).unwrap_or(false),
+        listens,
+        bind: known.and_then(|known| known.bind),
+        name,
+    })
+}
+
+fn internal_addresses(node: &Value) -> Vec<IpAddr> {
+    let addresses = node.pointer("/status/addresses").and_then(Value::as_array).into_iter().flatten();
+    let internal = addresses.filter(|address| text(address, "/type") == Some("InternalIP"));
+    internal.filter_map(|address| text(address, "/address")?.parse().ok()).collect()
+}
+
+fn pod_addresses(pod: &Value) -> Vec<IpAddr> {
+    let list = pod.pointer("/status/podIPs").and_then(Value::as_array).into_iter().flatten();
+    list.filter_map(|address| text(address, "/ip")?.parse().ok()).collect()
+}
+
+fn ingress(service: &Value) -> Vec<IpAddr> {
+    let list = service.pointer("/status/loadBalancer/ingress").and_then(Value::as_array).into_iter().flatten();
+    list.filter_map(|address| text(address, "/ip")?.parse().ok()).collect()
+}
+
+fn texts(object: &Value, pointer: &str) -> Vec<IpAddr> {
+    let list = object.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
+    list.filter_map(|address| address.as_str()?.parse().ok()).collect()
+}
+
+/// The number to send to at a Service's address: of a named port its number, else the number as written.
+fn frontend_port(service: &Value, port: &PortRef, protocol: Option<Protocol>) -> Result<u16, NoAddress> {
+    match port {
+        PortRef::Number(number) => Ok(*number),
+        PortRef::None => Ok(0),
+        PortRef::Name(name) => service_port(service, port, protocol)
+            .and_then(|port| number(port, "port"))
+            .ok_or_else(|| without(&format!("port {name}"), text(service, "/metadata/name").unwrap_or_default())),
+    }
+}
+
+/// The entry of `spec.ports`: by name, or by number and protocol.
+fn service_port<'a>(service: &'a Value, wanted: &PortRef, protocol: Option<Protocol>) -> Option<&'a Value> {
+    let mut ports = service.pointer("/spec/ports")?.as_array()?.iter();
+    ports.find(|port| match wanted {
+        PortRef::Name(name) => text(port, "/name") == Some(name),
+        PortRef::Number(wanted) => {
+            let of = text(port, "/protocol").unwrap_or("TCP").to_lowercase();
+            number(port, "port") == Some(*wanted) && protocol.is_none_or(|protocol| protocol.to_string() == of)
+        }
+        PortRef::None => true,
+    })
+}
+
+/// The number of a container port with a name.
+fn pod_port(pod: &Value, wanted: &PortRef) -> Option<u16> {
+    let PortRef::Name(wanted) = wanted else { return None };
+    let containers = pod.pointer("/spec/containers")?.as_array()?.iter();
+    let mut ports = containers.filter_map(|container| container.pointer("/ports")?.as_array()).flatten();
+    ports.find(|port| text(port, "/name") == Some(wanted)).and_then(|port| number(port, "containerPort"))
+}
+
+fn plain_port(port: &PortRef) -> Option<u16> {
+    match port {
+        PortRef::Number(number) => Some(*number),
+        PortRef::Name(_) | PortRef::None => None,
+    }
+}
+
+fn number(object: &Value, field: &str) -> Option<u16> {
+    object.get(field)?.as_u64().and_then(|number| u16::try_from(number).ok()).filter(|number| *number != 0)
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> Option<&'a str> {
+    object.pointer(pointer).and_then(Value::as_str)
+}
+
+fn is_named(object: &Value, namespace: &str, name: &str) -> bool {
+    text(object, "/metadata/namespace") == Some(namespace) && text(object, "/metadata/name") == Some(name)
+}
+
+fn missing(what: &'static str, name: &str) -> NoAddress {
+    NoAddress::Missing { what, name: name.to_owned() }
+}
+
+fn without(what: &str, name: &str) -> NoAddress {
+    NoAddress::Without { what: what.to_owned(), name: name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests;
