@@ -4,7 +4,7 @@
 //! answered by one. The answer is a JSON object of [`Greeting`]'s fields; what else stands in it does not count.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,9 @@ pub struct Greeting {
     pub pod: String,
     /// The sender's address and port as the pod sees them.
     pub peer: SocketAddr,
+    /// The address and port at which it was reached; `None`: not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<SocketAddr>,
     /// How many bytes of payload came; `None`: not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<usize>,
@@ -82,17 +85,10 @@ fn greeting(body: &[u8], sent: usize) -> Answer {
     };
     Answer {
         pod: Some(PodName { namespace: greeting.namespace, name: greeting.pod }),
-        peer: Some(plain(greeting.peer.ip())),
+        peer: Some(greeting.peer.ip().to_canonical()),
+        reached: greeting.reached.map(|reached| SocketAddr::new(reached.ip().to_canonical(), reached.port())),
         fault,
         ..Answer::default()
-    }
-}
-
-/// A server that listens for both families shows IPv4 peers as mapped ones.
-fn plain(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(mapped) => mapped.to_ipv4_mapped().map_or(address, IpAddr::V4),
-        IpAddr::V4(_) => address,
     }
 }
 

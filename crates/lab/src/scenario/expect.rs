@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::address::{PodName, Source};
 use super::format::{Expect, Fails, PeerExpect};
@@ -37,6 +37,8 @@ pub struct Answer {
     pub pod: Option<PodName>,
     /// The peer's address as the pod saw it.
     pub peer: Option<IpAddr>,
+    /// The address and port at which the pod was reached.
+    pub reached: Option<SocketAddr>,
     /// What is wrong with the answer: bytes missing, from another address.
     pub fault: Option<String>,
     /// HTTP status.
@@ -102,7 +104,7 @@ pub fn prediction_holds(expect: &Expect, prediction: &Prediction, setting: Setti
     }
     let mut reached = BTreeSet::new();
     for fate in prediction.keys() {
-        let Fate::Reached { by, source } = fate else { return Err(fate.to_string()) };
+        let Fate::Reached { by, source, .. } = fate else { return Err(fate.to_string()) };
         if let Answerer::Pod(pod) = by {
             reached.insert(pod.clone());
         }
@@ -187,13 +189,14 @@ impl Outcome {
 
     fn is(&self, fate: &Fate, view: &ClusterView) -> bool {
         match (self, fate) {
-            (Outcome::Answered(answer), Fate::Reached { by, source }) => {
+            (Outcome::Answered(answer), Fate::Reached { by, at, source }) => {
                 let same = match (by, &answer.pod) {
                     (Answerer::Pod(pod), Some(answered)) => pod == answered,
                     (Answerer::Address(_), _) => true,
                     (Answerer::Pod(_), None) => false,
                 };
-                same && answer.peer.is_none_or(|peer| view.is_seen(source, peer))
+                same && answer.reached.is_none_or(|reached| reached == *at)
+                    && answer.peer.is_none_or(|peer| view.is_seen(source, peer))
             }
             (Outcome::Failed { how, .. }, Fate::Refused) => *how == Fails::Refused,
             (Outcome::Failed { how, .. }, Fate::Dropped) => *how == Fails::Timeout,
@@ -327,10 +330,11 @@ impl fmt::Display for Outcome {
         match self {
             Outcome::Answered(answer) => {
                 let pod = answer.pod.as_ref().map_or("somebody".to_owned(), ToString::to_string);
+                let at = answer.reached.map(|reached| format!(" at {reached}")).unwrap_or_default();
                 match (answer.peer, &answer.fault) {
-                    (_, Some(fault)) => write!(f, "{pod} answers wrongly: {fault}"),
-                    (Some(peer), None) => write!(f, "{pod} sees {peer}"),
-                    (None, None) => write!(f, "{pod} answers"),
+                    (_, Some(fault)) => write!(f, "{pod}{at} answers wrongly: {fault}"),
+                    (Some(peer), None) => write!(f, "{pod}{at} sees {peer}"),
+                    (None, None) => write!(f, "{pod}{at} answers"),
                 }
             }
             Outcome::Failed { how, detail } if detail.is_empty() => write!(f, "{how}"),

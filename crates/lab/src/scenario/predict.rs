@@ -86,6 +86,8 @@ pub enum Fate {
     Reached {
         /// Who.
         by: Answerer,
+        /// At which address and port, after every rewriting.
+        at: SocketAddr,
         /// Whom they think they answer.
         source: Seen,
     },
@@ -295,7 +297,11 @@ impl Path<'_> {
                 && Some(rewriter) != flow.client_node.as_ref()
                 && !matches!(&flow.seen, Seen::Node(masquerader) if masquerader == rewriter)
         });
-        let fate = if stranger { Fate::Lost } else { Fate::Reached { by, source: flow.seen.clone() } };
+        let fate = if stranger {
+            Fate::Lost
+        } else {
+            Fate::Reached { by, at: flow.packet.destination, source: flow.seen.clone() }
+        };
         self.end(flow, fate);
     }
 }
@@ -321,8 +327,8 @@ impl fmt::Display for Answerer {
 impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fate::Reached { by, source: Seen::Address(address) } => write!(f, "{by} sees {address}"),
-            Fate::Reached { by, source: Seen::Node(node) } => write!(f, "{by} sees node {node}"),
+            Fate::Reached { by, at, source: Seen::Address(address) } => write!(f, "{by} at {at} sees {address}"),
+            Fate::Reached { by, at, source: Seen::Node(node) } => write!(f, "{by} at {at} sees node {node}"),
             Fate::Refused => f.write_str("refused"),
             Fate::Dropped => f.write_str("dropped"),
             Fate::Lost => f.write_str("no way there and back"),

@@ -24,8 +24,12 @@ fn view() -> ClusterView {
     ClusterView { nodes: vec![node], pods: vec![client], ..ClusterView::default() }
 }
 
+fn good(pod: &str, peer: &str) -> Answer {
+    Answer { pod: Some(PodName::parse(pod)), peer: Some(address(peer)), ..Answer::default() }
+}
+
 fn answered(pod: &str, peer: &str) -> Outcome {
-    Outcome::Answered(Answer { pod: Some(PodName::parse(pod)), peer: Some(address(peer)), ..Answer::default() })
+    Outcome::Answered(good(pod, peer))
 }
 
 fn failed(how: Fails) -> Outcome {
@@ -33,7 +37,10 @@ fn failed(how: Fails) -> Outcome {
 }
 
 fn reached(pod: &str, source: Seen) -> (Fate, Vec<String>) {
-    (Fate::Reached { by: Answerer::Pod(PodName::parse(pod)), source }, Vec::new())
+    (
+        Fate::Reached { by: Answerer::Pod(PodName::parse(pod)), at: "10.244.1.3:8080".parse().unwrap(), source },
+        Vec::new(),
+    )
 }
 
 fn reach(pods: &[&str]) -> Expect {
@@ -102,6 +109,8 @@ fn the_kernel_may_do_only_what_is_predicted_and_must_do_all_of_it() {
     let both = [answered("a", "10.244.1.2"), answered("b", "10.244.1.2")];
     assert!(kernel_agrees(&prediction, &both, &view, true).is_ok());
     assert!(kernel_agrees(&prediction, &both[..1], &view, true).is_err());
+    let elsewhere = Answer { reached: Some("10.244.1.3:9090".parse().unwrap()), ..good("a", "10.244.1.2") };
+    assert!(kernel_agrees(&prediction, &[Outcome::Answered(elsewhere)], &view, false).is_err());
     assert!(kernel_agrees(&prediction, &both[..1], &view, false).is_ok());
     assert!(kernel_agrees(&prediction, &[answered("c", "10.244.1.2")], &view, false).is_err());
     assert!(kernel_agrees(&prediction, &[answered("a", "10.244.1.1")], &view, false).is_err());

@@ -119,3 +119,22 @@ fn durations_have_units() {
         assert!(parse_duration(text).is_err(), "{text}");
     }
 }
+
+#[test]
+fn every_scenario_of_the_project_is_understood() {
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios")];
+    let mut read = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "yaml") {
+                let scenario = parse(&path, &std::fs::read_to_string(&path).unwrap()).unwrap_or_else(|e| panic!("{e}"));
+                assert!(scenario.why.is_some(), "{}: says no why", path.display());
+                read += 1;
+            }
+        }
+    }
+    assert!(read >= 25, "{read}");
+}

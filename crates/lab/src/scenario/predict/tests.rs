@@ -59,14 +59,14 @@ fn fates(sender: &str, packet: Packet, at: &str, verdict: &Verdict) -> Vec<Strin
 fn a_rewritten_packet_reaches_pods_on_both_nodes_with_its_source() {
     let to = rewrite(&["10.244.1.3:8080", "10.244.2.2:8080"], false);
     let got = fates("client", packet("10.244.1.2", "10.96.0.10:80"), "n1", &to);
-    assert_eq!(got, ["web-1 sees 10.244.1.2", "web-2 sees 10.244.1.2"]);
+    assert_eq!(got, ["web-1 at 10.244.1.3:8080 sees 10.244.1.2", "web-2 at 10.244.2.2:8080 sees 10.244.1.2"]);
 }
 
 #[test]
 fn masquerade_shows_the_node() {
     let to = rewrite(&["10.244.2.2:8080"], true);
     let got = fates("outside", packet("192.0.2.10", "172.18.0.11:30080"), "n1", &to);
-    assert_eq!(got, ["web-2 sees node n1"]);
+    assert_eq!(got, ["web-2 at 10.244.2.2:8080 sees node n1"]);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn an_answer_that_bypasses_the_rewriting_node_is_lost() {
     assert_eq!(got, ["no way there and back"]);
     // The pod's own node may leave the source as it is.
     let got = fates("outside", packet("192.0.2.10", "172.18.0.12:30080"), "n2", &to);
-    assert_eq!(got, ["web-2 sees 192.0.2.10"]);
+    assert_eq!(got, ["web-2 at 10.244.2.2:8080 sees 192.0.2.10"]);
 }
 
 #[test]
@@ -90,20 +90,20 @@ fn rejects_and_drops_end_the_path() {
 #[test]
 fn a_port_without_listener_is_refused_and_an_address_without_pod_is_lost() {
     let direct = |to| fates("client", packet("10.244.1.2", to), "-", &Verdict::NotOurs);
-    assert_eq!(direct("10.244.2.2:8080"), ["web-2 sees 10.244.1.2"]);
+    assert_eq!(direct("10.244.2.2:8080"), ["web-2 at 10.244.2.2:8080 sees 10.244.1.2"]);
     assert_eq!(direct("10.244.2.2:9"), ["refused"]);
     assert_eq!(direct("10.244.2.77:8080"), ["no way there and back"]);
-    assert_eq!(direct("10.244.1.2:8080"), ["client sees 10.244.1.2"]);
+    assert_eq!(direct("10.244.1.2:8080"), ["client at 10.244.1.2:8080 sees 10.244.1.2"]);
 }
 
 #[test]
 fn a_process_on_a_node_counts_as_the_node() {
     let to = rewrite(&["10.244.2.2:8080"], false);
     let got = fates("node/n1", packet("172.18.0.11", "10.96.0.10:80"), "n1", &to);
-    assert_eq!(got, ["web-2 sees node n1"]);
+    assert_eq!(got, ["web-2 at 10.244.2.2:8080 sees node n1"]);
     let to = rewrite(&["172.18.0.12:8080"], false);
     let got = fates("host", packet("172.18.0.12", "10.96.0.10:80"), "n2", &to);
-    assert_eq!(got, ["host sees node n2"]);
+    assert_eq!(got, ["host at 172.18.0.12:8080 sees node n2"]);
 }
 
 #[test]

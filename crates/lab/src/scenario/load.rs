@@ -1,0 +1,133 @@
+//! Traffic in the background and programs on a place: the steps `load`, `end` and `exec`.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use signpost_core::object::Family;
+
+use super::address::Source;
+use super::expect::Outcome;
+use super::format::{ExecExpect, LoadStep};
+use super::probe::{self, Shot};
+use super::run::{Run, is_match, told};
+use crate::netns::Netns;
+
+/// Traffic that runs until it is ended.
+#[derive(Debug)]
+pub(super) struct Load {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Count>>,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+struct Count {
+    sent: u64,
+    lost: u64,
+    first_loss: Option<String>,
+}
+
+impl Load {
+    fn start(netns: Netns, shot: Shot, rate_per_s: u32) -> Load {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let gap = Duration::from_secs(1) / rate_per_s;
+            let mut count = Count::default();
+            let mut next = Instant::now();
+            while !stopped.load(Ordering::Relaxed) {
+                for outcome in probe::in_turn(&netns, &shot, 1, None, |_| false) {
+                    count.add(&outcome);
+                }
+                next += gap;
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+            count
+        });
+        Load { stop, thread: Some(thread) }
+    }
+
+    fn end(mut self) -> Option<Count> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take()?.join().ok()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Count {
+    fn add(&mut self, outcome: &Outcome) {
+        self.sent += 1;
+        if let Outcome::Failed { .. } = outcome {
+            self.lost += 1;
+            self.first_loss.get_or_insert_with(|| outcome.to_string());
+        }
+    }
+}
+
+impl Run<'_> {
+    pub(super) async fn load(&mut self, step: &LoadStep) -> Result<(), String> {
+        self.stage.settle().await?;
+        let snapshot = self.stage.snapshot().await?;
+        let family = self.family.families().first().copied().unwrap_or(Family::Ipv4);
+        let shot = Shot {
+            message: super::attempt::message(&step.to.scheme)?,
+            destination: snapshot.resolve(&step.to, family, &self.saved).map_err(told)?,
+            source_port: None,
+            size: 0,
+            timeout: Duration::from_secs(1),
+        };
+        let load = Load::start(self.stage.netns(&step.from)?, shot, step.rate_per_s);
+        match self.loads.insert(step.name.clone(), load) {
+            None => Ok(()),
+            Some(_) => Err(format!("a load {} runs already", step.name)),
+        }
+    }
+
+    pub(super) async fn end_load(&mut self, name: &str, allowed: u64) -> Result<(), String> {
+        let load = self.loads.remove(name).ok_or_else(|| format!("no load {name} runs"))?;
+        let count = tokio::task::spawn_blocking(|| load.end()).await.map_err(told)?;
+        let count = count.ok_or("the load's thread died")?;
+        if count.sent == 0 {
+            return Err("the load sent nothing".to_owned());
+        }
+        if count.lost > allowed {
+            let first = count.first_loss.unwrap_or_default();
+            return Err(format!(
+                "expected   at most {allowed} lost\ncame       {} of {} lost, the first: {first}",
+                count.lost, count.sent
+            ));
+        }
+        Ok(())
+    }
+
+    /// In the network namespace of a place; the machine's files are everywhere the same.
+    pub(super) async fn exec(&mut self, on: &Source, run: &[String], expect: &ExecExpect) -> Result<(), String> {
+        self.stage.settle().await?;
+        let netns = self.stage.netns(on)?;
+        let (program, arguments) = run.split_first().ok_or("names no program")?;
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null());
+        let output = tokio::task::spawn_blocking(move || netns.run(|| command.output())).await.map_err(told)?;
+        let output = output.map_err(|error| format!("cannot run {program}: {error}"))?;
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let status = output.status.code().unwrap_or(-1);
+        let fits = expect.stdout.as_ref().is_none_or(|pattern| is_match(pattern, &stdout));
+        if status == expect.status && fits {
+            return Ok(());
+        }
+        let pattern = expect.stdout.as_deref().unwrap_or("any");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        Err(format!(
+            "expected   status {}, output {pattern}\ncame       status {status}\n{stdout}{stderr}",
+            expect.status
+        ))
+    }
+}

@@ -1,0 +1,219 @@
+//! Many scenarios in few labs: those with like nodes, families, mode and configuration follow each other in one lab, and
+//! several labs work side by side.
+//!
+//! ```text
+//! scenarios x modes x families ─▶ jobs, grouped by the lab they need ─▶ workers ─▶ reports in the jobs' order
+//!                                                                        └ a lab each, swept between two jobs
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::format::{FamilyRun, Mode, NodeSpec, Scenario};
+use super::report::{Failure, RunReport};
+use super::run::run;
+use super::stage::Stage;
+
+/// What is run and how.
+#[derive(Debug, Clone)]
+pub struct PoolOptions {
+    /// The modes to run, of those that a scenario is defined in.
+    pub modes: Vec<Mode>,
+    /// One family run alone; `None`: those that each scenario names.
+    pub family: Option<FamilyRun>,
+    /// The signpost binary.
+    pub program: PathBuf,
+    /// How many labs work side by side.
+    pub labs: usize,
+}
+
+/// The lab that a scenario needs. Scenarios with equal ones share it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LabKey {
+    /// The daemons' mode.
+    pub mode: Mode,
+    /// The lab's families.
+    pub family: FamilyRun,
+    /// The nodes.
+    pub nodes: Vec<NodeSpec>,
+    /// The daemons' configuration, as JSON text.
+    pub node_config: String,
+}
+
+#[derive(Debug)]
+struct Job {
+    index: usize,
+    scenario: Arc<Scenario>,
+}
+
+type Groups = BTreeMap<LabKey, VecDeque<Job>>;
+
+/// Runs scenarios and tells each report as soon as it is there; gives all, in the scenarios' order.
+pub async fn run_all(scenarios: Vec<Scenario>, options: &PoolOptions, mut tell: impl FnMut(&RunReport)) -> Vec<RunReport> {
+    let groups = grouped(scenarios, options);
+    let count: usize = groups.values().map(VecDeque::len).sum();
+    let groups = Arc::new(Mutex::new(groups));
+    let (send, mut receive) = mpsc::unbounded_channel();
+    let mut workers = JoinSet::new();
+    for number in 0..options.labs.clamp(1, count.max(1)) {
+        workers.spawn(work(number, groups.clone(), options.program.clone(), send.clone()));
+    }
+    drop(send);
+    let mut reports = BTreeMap::new();
+    while let Some((index, report)) = receive.recv().await {
+        tell(&report);
+        reports.insert(index, report);
+    }
+    while workers.join_next().await.is_some() {}
+    reports.into_values().collect()
+}
+
+fn grouped(scenarios: Vec<Scenario>, options: &PoolOptions) -> Groups {
+    let mut groups = Groups::new();
+    let mut index = 0;
+    for scenario in scenarios {
+        let scenario = Arc::new(scenario);
+        for mode in options.modes.iter().filter(|mode| scenario.modes.contains(mode)) {
+            let wanted = |family: &&FamilyRun| options.family.is_none_or(|only| only == **family);
+            for family in scenario.families.iter().filter(wanted) {
+                let key = LabKey {
+                    mode: *mode,
+                    family: *family,
+                    nodes: scenario.nodes.clone(),
+                    node_config: Value::from_iter(scenario.node.clone()).to_string(),
+                };
+                groups.entry(key).or_default().push_back(Job { index, scenario: scenario.clone() });
+                index += 1;
+            }
+        }
+    }
+    groups
+}
+
+/// One worker: keeps its lab while there are jobs for it, then takes the group with the most jobs left.
+async fn work(
+    number: usize,
+    groups: Arc<Mutex<Groups>>,
+    program: PathBuf,
+    send: mpsc::UnboundedSender<(usize, RunReport)>,
+) {
+    let mut current: Option<(LabKey, Stage)> = None;
+    let mut labs = 0;
+    loop {
+        let held = current.as_ref().map(|(key, _)| key);
+        let Some((key, job)) = next_job(&groups, held) else { break };
+        let mut stage = match current.take() {
+            Some((held, stage)) if held == key => Ok(stage),
+            other => {
+                if let Some((_, stage)) = other {
+                    stage.close().await;
+                }
+                labs += 1;
+                let name = format!("test-{}-{number}-{labs}", std::process::id());
+                Stage::open(&name, &key, &program).await
+            }
+        };
+        let started = Instant::now();
+        let failure = match &mut stage {
+            Ok(stage) => run(stage, &job.scenario, key.mode, key.family).await.err(),
+            Err(problem) => Some(Failure { line: 0, detail: format!("no lab: {problem}") }),
+        };
+        let report = RunReport {
+            file: job.scenario.file.clone(),
+            name: job.scenario.name.clone(),
+            mode: key.mode,
+            family: key.family,
+            took: started.elapsed(),
+            failure,
+        };
+        // Nobody reads any more when the runner was interrupted.
+        let _ = send.send((job.index, report));
+        current = match stage {
+            Ok(stage) => swept(stage).await.map(|stage| (key, stage)),
+            Err(_) => None,
+        };
+    }
+    if let Some((_, stage)) = current {
+        stage.close().await;
+    }
+}
+
+/// An empty lab again, or none: what cannot be emptied is thrown away.
+async fn swept(mut stage: Stage) -> Option<Stage> {
+    let swept = tokio::time::timeout(Duration::from_secs(30), stage.sweep()).await;
+    match swept {
+        Ok(Ok(())) => Some(stage),
+        Ok(Err(problem)) => {
+            tracing::warn!(problem, "a lab could not be emptied; the next scenario gets a new one");
+            stage.close().await;
+            None
+        }
+        Err(_) => {
+            tracing::warn!("a lab was not empty in time; the next scenario gets a new one");
+            stage.close().await;
+            None
+        }
+    }
+}
+
+fn next_job(groups: &Mutex<Groups>, held: Option<&LabKey>) -> Option<(LabKey, Job)> {
+    let mut groups = groups.lock().unwrap_or_else(PoisonError::into_inner);
+    let left = |key: &&LabKey| groups.get(*key).is_some_and(|jobs| !jobs.is_empty());
+    let key = match held.filter(left) {
+        Some(key) => key.clone(),
+        None => {
+            let (key, jobs) = groups.iter().max_by_key(|(_, jobs)| jobs.len())?;
+            if jobs.is_empty() {
+                return None;
+            }
+            key.clone()
+        }
+    };
+    let job = groups.get_mut(&key)?.pop_front()?;
+    Some((key, job))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::format::parse;
+    use super::*;
+
+    fn scenario(head: &str) -> Scenario {
+        parse(Path::new("a.yaml"), &format!("name: a\n{head}\nsteps:\n  - pause: 1s\n")).unwrap()
+    }
+
+    fn options(family: Option<FamilyRun>) -> PoolOptions {
+        PoolOptions { modes: vec![Mode::Nftables], family, program: PathBuf::new(), labs: 2 }
+    }
+
+    #[test]
+    fn scenarios_with_like_labs_are_grouped() {
+        let scenarios = || vec![scenario("nodes: 2"), scenario("nodes: 2"), scenario("nodes: 1"), scenario("modes: [ipvs]")];
+        let groups = grouped(scenarios(), &options(None));
+        let mut sizes: Vec<_> = groups.values().map(VecDeque::len).collect();
+        sizes.sort_unstable();
+        assert_eq!(sizes, [1, 1, 2, 2]);
+        let groups = grouped(scenarios(), &options(Some(FamilyRun::Ipv6)));
+        assert_eq!(groups.values().map(VecDeque::len).sum::<usize>(), 3);
+    }
+
+    #[test]
+    fn a_worker_stays_with_its_lab_and_then_takes_the_largest_group() {
+        let scenarios = vec![scenario("nodes: 1"), scenario("nodes: 2"), scenario("nodes: 2")];
+        let groups = Mutex::new(grouped(scenarios, &options(Some(FamilyRun::Ipv4))));
+        let (first, _) = next_job(&groups, None).unwrap();
+        assert_eq!(first.nodes.len(), 2);
+        assert_eq!(next_job(&groups, Some(&first)).unwrap().0, first);
+        let (last, _) = next_job(&groups, Some(&first)).unwrap();
+        assert_eq!(last.nodes.len(), 1);
+        assert!(next_job(&groups, Some(&last)).is_none());
+    }
+}

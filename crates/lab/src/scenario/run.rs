@@ -1,0 +1,253 @@
+//! One scenario in one mode and family: builds its cluster in a lab, goes through the steps, stops at the first that does
+//! not hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::address::PodName;
+use super::attempt::Attempts;
+use super::format::{EventStep, FamilyRun, Mode, ObjectStep, PodChange, Scenario, ShortPod, Step, StepKind};
+use super::load::Load;
+use super::report::Failure;
+use super::snapshot::Saved;
+use super::stage::Stage;
+
+/// What a run carries from step to step.
+pub(super) struct Run<'a> {
+    pub(super) stage: &'a mut Stage,
+    pub(super) scenario: &'a Scenario,
+    pub(super) mode: Mode,
+    pub(super) family: FamilyRun,
+    pub(super) saved: BTreeMap<String, Saved>,
+    /// Pods whose echo server was told not to listen.
+    pub(super) silent: BTreeSet<PodName>,
+    pub(super) attempts: Attempts,
+    pub(super) loads: BTreeMap<String, Load>,
+}
+
+/// Runs a scenario in a lab that has its nodes, mode and families and nothing else.
+///
+/// # Errors
+/// The step that does not hold, and what came instead.
+pub async fn run(stage: &mut Stage, scenario: &Scenario, mode: Mode, family: FamilyRun) -> Result<(), Failure> {
+    let mut run = Run {
+        stage,
+        scenario,
+        mode,
+        family,
+        saved: BTreeMap::new(),
+        silent: BTreeSet::new(),
+        attempts: Attempts::default(),
+        loads: BTreeMap::new(),
+    };
+    run.build().await.map_err(|detail| Failure { line: 1, detail })?;
+    for step in &scenario.steps {
+        run.step(step).await.map_err(|detail| Failure { line: step.line, detail })?;
+    }
+    Ok(())
+}
+
+impl Run<'_> {
+    /// Pods in short form first: their addresses then follow the order of the file.
+    async fn build(&mut self) -> Result<(), String> {
+        let objects = self.stage.objects().clone();
+        let namespaces: BTreeSet<&str> = self.scenario.pods.iter().map(|pod| pod.namespace.as_str()).collect();
+        for namespace in namespaces.into_iter().filter(|namespace| *namespace != "default") {
+            let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+            objects.apply(&object).await.map_err(|error| error.to_string())?;
+        }
+        for pod in &self.scenario.pods {
+            objects.create(&self.stage.pod_object(pod)).await.map_err(|error| error.to_string())?;
+        }
+        for object in &self.scenario.objects {
+            objects.create(object).await.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    async fn step(&mut self, step: &Step) -> Result<(), String> {
+        match &step.kind {
+            StepKind::Probe { probe, expect } => {
+                let expect = expect.in_run(self.mode, self.family);
+                self.probe(probe, &expect).await
+            }
+            StepKind::Apply { objects, refused } => self.apply(objects, refused.as_deref()).await,
+            StepKind::Patch(patch) => {
+                let objects = self.stage.objects();
+                objects.patch(&patch.object, patch.subresource.as_deref(), &patch.merge).await.map_err(told)
+            }
+            StepKind::Delete(delete) => {
+                self.stage.objects().delete(&delete.object, delete.grace_s, delete.wait).await.map_err(told)
+            }
+            StepKind::Set { pod, change } => self.set(pod, change).await,
+            StepKind::Save(names) => self.save(names).await,
+            StepKind::ExpectObject(expect) => self.expect_object(expect).await,
+            StepKind::ExpectEvent(expect) => self.expect_event(expect).await,
+            StepKind::Pause(pause) => {
+                tokio::time::sleep(*pause).await;
+                Ok(())
+            }
+            StepKind::Load(load) => self.load(load).await,
+            StepKind::End { load, lost } => self.end_load(load, *lost).await,
+            StepKind::Exec { on, run, expect } => self.exec(on, run, expect).await,
+            other => self.daemon_step(other).await,
+        }
+    }
+
+    async fn daemon_step(&mut self, kind: &StepKind) -> Result<(), String> {
+        match kind {
+            StepKind::Restart(node) => {
+                self.stage.stop_daemon(node, false).await?;
+                self.stage.start_daemon(node).await
+            }
+            StepKind::Kill(node) => self.stage.stop_daemon(node, true).await,
+            StepKind::Stop(node) => self.stage.stop_daemon(node, false).await,
+            StepKind::Start(node) => self.stage.start_daemon(node).await,
+            StepKind::Upgrade(_) => Err(not_yet("upgrade", "replacing a node daemon by another version")),
+            StepKind::Mode { .. } => Err(not_yet("mode", "changing a node daemon's mode")),
+            StepKind::Cut(_) | StepKind::Mend(_) => Err(not_yet("cut and mend", "cutting a node's link")),
+            StepKind::Doctor(_) => Err(not_yet("doctor", "the doctor")),
+            _ => unreachable!("Run::step has every other verb"),
+        }
+    }
+
+    async fn apply(&mut self, list: &[Value], refused: Option<&str>) -> Result<(), String> {
+        let mut message = None;
+        for object in list {
+            match self.stage.objects().apply(object).await {
+                Ok(()) => {}
+                Err(error) if refused.is_some() => message = Some(error.to_string()),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        let Some(pattern) = refused else { return Ok(()) };
+        let message = message.ok_or_else(|| format!("expected that the API refuses it ({pattern}), but it took it"))?;
+        if is_match(pattern, &message) {
+            return Ok(());
+        }
+        Err(format!("expected   refused: {pattern}\ncame       {message}"))
+    }
+
+    async fn set(&mut self, pod: &str, change: &PodChange) -> Result<(), String> {
+        let name = PodName::parse(pod);
+        if !change.labels.is_empty() {
+            let merge = json!({"metadata": {"labels": change.labels}});
+            self.stage.patch_pod(&name, &merge).await?;
+        }
+        if let Some(ready) = change.ready {
+            self.stage.set_ready(&name, ready).await?;
+        }
+        if let Some(listening) = change.listening {
+            self.stage.set_listening(&name, listening).await?;
+            if listening {
+                self.silent.remove(&name);
+            } else {
+                self.silent.insert(name);
+            }
+        }
+        Ok(())
+    }
+
+    async fn save(&mut self, names: &BTreeMap<String, String>) -> Result<(), String> {
+        self.stage.settle().await?;
+        let snapshot = self.stage.snapshot().await?;
+        for (name, what) in names {
+            // An address alone is enough here.
+            let target = what.parse().or_else(|_| format!("ping://{what}").parse())?;
+            let saved = snapshot.save(&target, &self.saved).map_err(told)?;
+            self.saved.insert(name.clone(), saved);
+        }
+        Ok(())
+    }
+
+    async fn expect_object(&mut self, expect: &ObjectStep) -> Result<(), String> {
+        let path = expect.path.trim_matches(['{', '}']);
+        let path = if path.starts_with('$') { path.to_owned() } else { format!("${path}") };
+        let wanted = match (&expect.equals, &expect.matches) {
+            (Some(value), _) => format!("equals {value}"),
+            (None, Some(pattern)) => format!("matches {pattern}"),
+            (None, None) => "is there".to_owned(),
+        };
+        let mut came = String::new();
+        self.within(expect.within, async |run| {
+            let object = run.stage.objects().find(&expect.object).await.map_err(told)?;
+            let values = jsonpath_rust::JsonPath::query(object.as_ref().unwrap_or(&Value::Null), &path);
+            let values: Vec<Value> = values.map_err(told)?.into_iter().cloned().collect();
+            let holds = values.iter().any(|value| match (&expect.equals, &expect.matches) {
+                (Some(equals), _) => value == equals,
+                (None, Some(pattern)) => is_match(pattern, &plain(value)),
+                (None, None) => true,
+            });
+            came = values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
+            Ok(holds)
+        })
+        .await?
+        .then_some(())
+        .ok_or_else(|| format!("expected   {path} {wanted}\ncame       {came}"))
+    }
+
+    async fn expect_event(&mut self, expect: &EventStep) -> Result<(), String> {
+        let mut came = BTreeSet::new();
+        self.within(expect.within, async |run| {
+            let events = run.stage.objects().list("Event").await.map_err(told)?;
+            let text = |event: &Value, pointer: &str| {
+                event.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+            };
+            let about = |event: &&Value| {
+                text(event, "/involvedObject/kind") == expect.kind && text(event, "/involvedObject/name") == expect.name
+            };
+            let reasons: BTreeSet<String> = events.iter().filter(about).map(|event| text(event, "/reason")).collect();
+            let holds = reasons.contains(&expect.reason);
+            came = reasons;
+            Ok(holds)
+        })
+        .await?
+        .then_some(())
+        .ok_or_else(|| {
+            let came = came.into_iter().collect::<Vec<_>>().join(", ");
+            format!("expected   event {} on {}/{}\ncame       {came}", expect.reason, expect.kind, expect.name)
+        })
+    }
+
+    /// Asks again until it holds or the time is over.
+    async fn within(
+        &mut self,
+        limit: Duration,
+        mut holds: impl AsyncFnMut(&mut Self) -> Result<bool, String>,
+    ) -> Result<bool, String> {
+        let deadline = tokio::time::Instant::now() + limit;
+        loop {
+            if holds(self).await? {
+                return Ok(true);
+            }
+            if tokio::time::Instant::now() >= deadline {
+                return Ok(false);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(super) fn short_pods(&self) -> &[ShortPod] {
+        &self.scenario.pods
+    }
+}
+
+pub(super) fn told(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Patterns were compiled once when the file was read.
+pub(super) fn is_match(pattern: &str, text: &str) -> bool {
+    regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text))
+}
+
+/// A string without its quotes, everything else as JSON.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn not_yet(word: &str, what: &str) -> String {
+    format!("{word}: this version lacks {what}")
+}

@@ -1,0 +1,344 @@
+//! The lab as the runner sees it: where packets can be sent from, what the daemons have programmed, what the API holds.
+//! Everything that a scenario asks of the lab goes through here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use signpost_core::object::Family;
+use signpost_core::packet::{Packet, Verdict};
+use signpost_core::plan::NodePlan;
+use signpost_datapath::nftables;
+
+use super::address::{PodName, Source};
+use super::format::{FamilyRun, Mode, ObjectRef, ShortPod};
+use super::objects::Objects;
+use super::pool::LabKey;
+use super::run::told;
+use super::snapshot::{Snapshot, Surroundings};
+use crate::netns::Netns;
+use crate::{Families, Lab, LabSpec, NodeSpec, Place, Topology};
+
+/// A lab for scenarios of one kind, and what is remembered of it.
+pub struct Stage {
+    lab: Lab,
+    objects: Objects,
+    around: Surroundings,
+    programs: BTreeMap<(String, Family), Programmed>,
+    /// Nodes whose daemon was ended by a scenario.
+    down: BTreeSet<String>,
+    nodes: Vec<String>,
+}
+
+/// What one node's kernel was last told, for one family.
+#[derive(Debug, Clone)]
+pub struct Programmed {
+    /// The plan.
+    pub plan: NodePlan,
+    /// The rules made of it.
+    program: nftables::Program,
+}
+
+impl Programmed {
+    /// The fate of a packet by the rules.
+    pub fn walk(&self, packet: &Packet) -> Verdict {
+        nftables::walk::walk(&self.program, packet)
+    }
+}
+
+/// The node daemon's metrics listener, in the node's network namespace.
+const METRICS: ([u8; 4], u16) = ([127, 0, 0, 1], 10249);
+
+/// Why a mode cannot run here; `None`: it can.
+pub fn mode_problem(mode: Mode) -> Option<String> {
+    match mode {
+        Mode::Nftables => nftables_problem(),
+        Mode::Ebpf | Mode::Iptables | Mode::Ipvs => Some("this version lacks it".to_owned()),
+    }
+}
+
+fn nftables_problem() -> Option<String> {
+    let list = || Command::new("nft").args(["list", "tables"]).stdin(Stdio::null()).output();
+    let netns = match Netns::new(false) {
+        Ok(netns) => netns,
+        Err(error) => return Some(format!("no network namespace can be made: {error}; run it as root")),
+    };
+    match netns.run(list) {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(format!("nft: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        Err(error) => Some(format!("nft cannot be run: {error}; install the package nftables")),
+    }
+}
+
+impl Stage {
+    /// Starts a lab.
+    ///
+    /// # Errors
+    /// What the lab says.
+    pub async fn open(name: &str, key: &LabKey, program: &Path) -> Result<Stage, String> {
+        let mut spec = LabSpec::new(name, key.nodes.len(), program.to_owned());
+        spec.nodes = key
+            .nodes
+            .iter()
+            .map(|node| NodeSpec { name: node.name.clone(), labels: node.labels.clone() })
+            .collect();
+        spec.families = match key.family {
+            FamilyRun::Ipv4 => Families::Ipv4,
+            FamilyRun::Ipv6 => Families::Ipv6,
+            FamilyRun::Dual => Families::Dual,
+        };
+        spec.mode = key.mode.to_string();
+        spec.node_config = serde_json::from_str(&key.node_config).map_err(told)?;
+        let nodes: Vec<String> = key.nodes.iter().map(|node| node.name.clone()).collect();
+        let around = surroundings(&spec);
+        let lab = Lab::start(spec).await.map_err(told)?;
+        let objects = Objects::new(lab.client());
+        Ok(Stage { lab, objects, around, programs: BTreeMap::new(), down: BTreeSet::new(), nodes })
+    }
+
+    /// Ends the lab.
+    pub async fn close(self) {
+        if let Err(error) = self.lab.stop().await {
+            tracing::warn!(%error, "a lab did not end cleanly");
+        }
+    }
+
+    /// Removes what a scenario left: daemons are started again, objects deleted.
+    ///
+    /// # Errors
+    /// What could not be undone.
+    pub async fn sweep(&mut self) -> Result<(), String> {
+        for node in std::mem::take(&mut self.down) {
+            self.start_daemon(&node).await?;
+        }
+        self.objects.sweep().await.map_err(told)?;
+        self.settle().await
+    }
+
+    /// The API's objects.
+    pub fn objects(&self) -> &Objects {
+        &self.objects
+    }
+
+    /// What the objects do not tell.
+    pub fn around(&self) -> &Surroundings {
+        &self.around
+    }
+
+    /// Waits until all that the API holds is programmed on every living node.
+    ///
+    /// # Errors
+    /// It took too long; the lab says what is not done.
+    pub async fn settle(&self) -> Result<(), String> {
+        self.lab.settle().await.map_err(told)
+    }
+
+    /// Nodes, pods and Services at this moment.
+    ///
+    /// # Errors
+    /// The API cannot be asked.
+    pub async fn snapshot(&self) -> Result<Snapshot, String> {
+        let list = async |kind| self.objects.list(kind).await.map_err(told);
+        Ok(Snapshot { nodes: list("Node").await?, pods: list("Pod").await?, services: list("Service").await? })
+    }
+
+    /// The network namespace that a sender is in.
+    ///
+    /// # Errors
+    /// There is no such place.
+    pub fn netns(&self, source: &Source) -> Result<Netns, String> {
+        let place = match source {
+            Source::Pod(pod) => Place::Pod(pod.namespace.clone(), pod.name.clone()),
+            Source::Node(node) => Place::Node(node.clone()),
+            Source::Outside => Place::Outside,
+        };
+        self.lab.namespace_of(&place).map_err(told)
+    }
+
+    /// Asks every living daemon what it has programmed. Of one that is down the last answer stays: so do its rules.
+    ///
+    /// # Errors
+    /// A daemon does not answer, or not as it should.
+    pub async fn learn_programs(&mut self) -> Result<(), String> {
+        for node in self.nodes.clone() {
+            if self.down.contains(&node) {
+                continue;
+            }
+            let netns = self.netns(&Source::Node(node.clone()))?;
+            let asked = tokio::task::spawn_blocking(move || {
+                netns.run(|| {
+                    let plans: ByFamily<NodePlan> = ask("/plan")?;
+                    let programs: ByFamily<nftables::Program> = ask("/program")?;
+                    Ok::<_, String>((plans, programs))
+                })
+            });
+            let (plans, programs) = asked.await.map_err(told)?.map_err(|error| format!("daemon of {node}: {error}"))?;
+            for (family, plan) in plans {
+                let program = programs.get(&family).ok_or_else(|| format!("daemon of {node}: no {family} program"))?;
+                let programmed = Programmed { plan, program: program.clone() };
+                self.programs.insert((node.clone(), family), programmed);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a node was last told.
+    pub fn programmed(&self, node: &str, family: Family) -> Option<&Programmed> {
+        self.programs.get(&(node.to_owned(), family))
+    }
+
+    /// Ends a node's daemon; with `kill` by SIGKILL.
+    ///
+    /// # Errors
+    /// There is no such node, or it did not end.
+    pub async fn stop_daemon(&mut self, node: &str, kill: bool) -> Result<(), String> {
+        // What it leaves in the kernel is what it programmed last.
+        self.settle().await?;
+        self.learn_programs().await?;
+        let daemon = self.lab.daemon(node).map_err(told)?;
+        if kill { daemon.kill().await.map_err(told)? } else { daemon.stop().await.map_err(told)? }
+        self.down.insert(node.to_owned());
+        Ok(())
+    }
+
+    /// Starts a node's daemon.
+    ///
+    /// # Errors
+    /// There is no such node, or it does not start.
+    pub async fn start_daemon(&mut self, node: &str) -> Result<(), String> {
+        self.lab.daemon(node).map_err(told)?.start().await.map_err(told)?;
+        self.down.remove(node);
+        Ok(())
+    }
+
+    /// The Pod that a short form stands for.
+    pub fn pod_object(&self, pod: &ShortPod) -> Value {
+        pod_object(pod)
+    }
+
+    /// Changes a pod by a merge patch.
+    ///
+    /// # Errors
+    /// The API's.
+    pub async fn patch_pod(&self, pod: &PodName, merge: &Value) -> Result<(), String> {
+        self.objects.patch(&reference(pod), None, merge).await.map_err(told)
+    }
+
+    /// Lets a pod report itself ready, or not.
+    ///
+    /// # Errors
+    /// The API's.
+    pub async fn set_ready(&self, pod: &PodName, ready: bool) -> Result<(), String> {
+        let merge = json!({"metadata": {"annotations": {READY: ready.to_string()}}});
+        self.patch_pod(pod, &merge).await
+    }
+
+    /// Lets a pod's echo server listen, or not.
+    ///
+    /// # Errors
+    /// The API's.
+    pub async fn set_listening(&self, pod: &PodName, listening: bool) -> Result<(), String> {
+        let merge = json!({"metadata": {"annotations": {LISTENING: listening.to_string()}}});
+        self.patch_pod(pod, &merge).await
+    }
+}
+
+const LIGHT: &str = "signpost.dev/light";
+const READY: &str = "signpost.dev/ready";
+const LISTENING: &str = "signpost.dev/listening";
+
+fn reference(pod: &PodName) -> ObjectRef {
+    ObjectRef {
+        kind: "Pod".to_owned(),
+        api_version: None,
+        namespace: Some(pod.namespace.clone()),
+        name: pod.name.clone(),
+    }
+}
+
+fn pod_object(pod: &ShortPod) -> Value {
+    let arguments: Vec<String> = pod
+        .listen
+        .iter()
+        .flat_map(|listen| {
+            let place = match pod.bind {
+                Some(bind) => SocketAddr::new(bind, listen.port.get()).to_string(),
+                None => listen.port.to_string(),
+            };
+            ["--listen".to_owned(), format!("{}/{place}", listen.protocol)]
+        })
+        .collect();
+    let ports: Vec<Value> = pod
+        .listen
+        .iter()
+        .map(|listen| {
+            let mut port = json!({
+                "containerPort": listen.port,
+                "protocol": listen.protocol.to_string().to_uppercase(),
+            });
+            if let Some(name) = &listen.name {
+                port["name"] = json!(name);
+            }
+            port
+        })
+        .collect();
+    let mut spec = json!({
+        "terminationGracePeriodSeconds": pod.grace_s.unwrap_or(0),
+        "containers": [{"name": "echo", "image": "signpost/echo", "args": arguments, "ports": ports}],
+    });
+    if let Some(node) = &pod.node {
+        spec["nodeName"] = json!(node);
+    }
+    if pod.host_network {
+        spec["hostNetwork"] = json!(true);
+    }
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod.name,
+            "namespace": pod.namespace,
+            "labels": pod.labels,
+            "annotations": {LIGHT: "true", READY: pod.ready.to_string()},
+        },
+        "spec": spec,
+    })
+}
+
+/// What the lab's map says and the API does not.
+fn surroundings(spec: &LabSpec) -> Surroundings {
+    let count = u8::try_from(spec.nodes.len()).unwrap_or(u8::MAX);
+    let topology = Topology { families: spec.families, nodes: count };
+    let loopback: [IpAddr; 2] = [std::net::Ipv4Addr::LOCALHOST.into(), std::net::Ipv6Addr::LOCALHOST.into()];
+    let of_node = |n: u8| topology.gateways(n).into_iter().chain(loopback).collect();
+    Surroundings {
+        node_addresses: (1..=count).zip(&spec.nodes).map(|(n, node)| (node.name.clone(), of_node(n))).collect(),
+        outside: topology.outside(),
+        others: topology.api().into_iter().collect(),
+    }
+}
+
+type ByFamily<T> = BTreeMap<Family, T>;
+
+/// GET from the daemon of the node whose namespace the calling thread is in.
+fn ask<T: DeserializeOwned>(path: &str) -> Result<T, String> {
+    let limit = Duration::from_secs(5);
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::from(METRICS), limit).map_err(told)?;
+    stream.set_read_timeout(Some(limit)).map_err(told)?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
+    stream.write_all(request.as_bytes()).map_err(told)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).map_err(told)?;
+    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").ok_or_else(|| format!("{path}: no answer"))?;
+    let status = String::from_utf8_lossy(&answer[..end]).lines().next().unwrap_or_default().to_owned();
+    if !status.contains(" 200") {
+        return Err(format!("{path}: {status}"));
+    }
+    serde_json::from_slice(&answer[end + 4..]).map_err(|error| format!("{path}: {error}"))
+}
