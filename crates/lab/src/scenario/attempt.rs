@@ -194,9 +194,8 @@ impl Run<'_> {
         let enough = move |seen: &[Outcome]| {
             let failed = matches!(seen.last(), Some(Outcome::Failed { .. }));
             let setting = Setting { view: &view, sender: &sender };
-            let all = || {
-                outcomes_hold(&expect, seen, setting).is_ok() && kernel_agrees(&plan, seen, &view, spread).is_ok()
-            };
+            let all =
+                || outcomes_hold(&expect, seen, setting).is_ok() && kernel_agrees(&plan, seen, &view, spread).is_ok();
             !exact && (failed || (seen.len() >= MIN_TRIES && all()))
         };
         blocking(move || probe::in_turn(&netns, &shot, most, every, enough)).await

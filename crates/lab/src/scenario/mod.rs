@@ -11,6 +11,7 @@ pub mod address;
 pub mod echo;
 pub mod expect;
 pub mod format;
+pub mod light;
 pub mod objects;
 pub mod predict;
 pub mod probe;

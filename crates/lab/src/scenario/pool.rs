@@ -55,7 +55,11 @@ struct Job {
 type Groups = BTreeMap<LabKey, VecDeque<Job>>;
 
 /// Runs scenarios and tells each report as soon as it is there; gives all, in the scenarios' order.
-pub async fn run_all(scenarios: Vec<Scenario>, options: &PoolOptions, mut tell: impl FnMut(&RunReport)) -> Vec<RunReport> {
+pub async fn run_all(
+    scenarios: Vec<Scenario>,
+    options: &PoolOptions,
+    mut tell: impl FnMut(&RunReport),
+) -> Vec<RunReport> {
     let groups = grouped(scenarios, options);
     let count: usize = groups.values().map(VecDeque::len).sum();
     let groups = Arc::new(Mutex::new(groups));
@@ -196,7 +200,8 @@ mod tests {
 
     #[test]
     fn scenarios_with_like_labs_are_grouped() {
-        let scenarios = || vec![scenario("nodes: 2"), scenario("nodes: 2"), scenario("nodes: 1"), scenario("modes: [ipvs]")];
+        let scenarios =
+            || vec![scenario("nodes: 2"), scenario("nodes: 2"), scenario("nodes: 1"), scenario("modes: [ipvs]")];
         let groups = grouped(scenarios(), &options(None));
         let mut sizes: Vec<_> = groups.values().map(VecDeque::len).collect();
         sizes.sort_unstable();

@@ -2,17 +2,21 @@
 //! not hold.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::address::PodName;
 use super::attempt::Attempts;
 use super::format::{EventStep, FamilyRun, Mode, ObjectStep, PodChange, Scenario, ShortPod, Step, StepKind};
+use super::light::pod_object;
 use super::load::Load;
 use super::report::Failure;
 use super::snapshot::Saved;
 use super::stage::Stage;
+
+/// Time between two looks at something that must come to hold.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What a run carries from step to step.
 pub(super) struct Run<'a> {
@@ -59,7 +63,7 @@ impl Run<'_> {
             objects.apply(&object).await.map_err(|error| error.to_string())?;
         }
         for pod in &self.scenario.pods {
-            objects.create(&self.stage.pod_object(pod)).await.map_err(|error| error.to_string())?;
+            objects.create(&pod_object(pod)).await.map_err(|error| error.to_string())?;
         }
         for object in &self.scenario.objects {
             objects.create(object).await.map_err(|error| error.to_string())?;
@@ -162,71 +166,59 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn expect_object(&mut self, expect: &ObjectStep) -> Result<(), String> {
+    async fn expect_object(&self, expect: &ObjectStep) -> Result<(), String> {
+        let deadline = Instant::now() + expect.within;
+        loop {
+            let problem = self.object_differs(expect).await?;
+            match problem {
+                None => return Ok(()),
+                Some(problem) if Instant::now() >= deadline => return Err(problem),
+                Some(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    /// What does not hold at this moment.
+    async fn object_differs(&self, expect: &ObjectStep) -> Result<Option<String>, String> {
         let path = expect.path.trim_matches(['{', '}']);
         let path = if path.starts_with('$') { path.to_owned() } else { format!("${path}") };
-        let wanted = match (&expect.equals, &expect.matches) {
-            (Some(value), _) => format!("equals {value}"),
-            (None, Some(pattern)) => format!("matches {pattern}"),
-            (None, None) => "is there".to_owned(),
+        let object = self.stage.objects().find(&expect.object).await.map_err(told)?.unwrap_or(Value::Null);
+        let values = jsonpath_rust::JsonPath::query(&object, &path).map_err(told)?;
+        let (wanted, holds) = match (&expect.equals, &expect.matches) {
+            (Some(equals), _) => (format!("equals {equals}"), values.contains(&equals)),
+            (None, Some(pattern)) => {
+                (format!("matches {pattern}"), values.iter().any(|value| is_match(pattern, &plain(value))))
+            }
+            (None, None) => ("is there".to_owned(), !values.is_empty()),
         };
-        let mut came = String::new();
-        self.within(expect.within, async |run| {
-            let object = run.stage.objects().find(&expect.object).await.map_err(told)?;
-            let values = jsonpath_rust::JsonPath::query(object.as_ref().unwrap_or(&Value::Null), &path);
-            let values: Vec<Value> = values.map_err(told)?.into_iter().cloned().collect();
-            let holds = values.iter().any(|value| match (&expect.equals, &expect.matches) {
-                (Some(equals), _) => value == equals,
-                (None, Some(pattern)) => is_match(pattern, &plain(value)),
-                (None, None) => true,
-            });
-            came = values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
-            Ok(holds)
-        })
-        .await?
-        .then_some(())
-        .ok_or_else(|| format!("expected   {path} {wanted}\ncame       {came}"))
+        let came = values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        Ok((!holds).then(|| format!("expected   {path} {wanted}\ncame       {came}")))
     }
 
-    async fn expect_event(&mut self, expect: &EventStep) -> Result<(), String> {
-        let mut came = BTreeSet::new();
-        self.within(expect.within, async |run| {
-            let events = run.stage.objects().list("Event").await.map_err(told)?;
-            let text = |event: &Value, pointer: &str| {
-                event.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
-            };
-            let about = |event: &&Value| {
-                text(event, "/involvedObject/kind") == expect.kind && text(event, "/involvedObject/name") == expect.name
-            };
-            let reasons: BTreeSet<String> = events.iter().filter(about).map(|event| text(event, "/reason")).collect();
-            let holds = reasons.contains(&expect.reason);
-            came = reasons;
-            Ok(holds)
-        })
-        .await?
-        .then_some(())
-        .ok_or_else(|| {
-            let came = came.into_iter().collect::<Vec<_>>().join(", ");
-            format!("expected   event {} on {}/{}\ncame       {came}", expect.reason, expect.kind, expect.name)
-        })
-    }
-
-    /// Asks again until it holds or the time is over.
-    async fn within(
-        &mut self,
-        limit: Duration,
-        mut holds: impl AsyncFnMut(&mut Self) -> Result<bool, String>,
-    ) -> Result<bool, String> {
-        let deadline = tokio::time::Instant::now() + limit;
+    async fn expect_event(&self, expect: &EventStep) -> Result<(), String> {
+        let deadline = Instant::now() + expect.within;
         loop {
-            if holds(self).await? {
-                return Ok(true);
+            let reasons = self.reasons_on(&expect.kind, &expect.name).await?;
+            if reasons.contains(&expect.reason) {
+                return Ok(());
             }
-            if tokio::time::Instant::now() >= deadline {
-                return Ok(false);
+            if Instant::now() >= deadline {
+                let came = reasons.into_iter().collect::<Vec<_>>().join(", ");
+                let EventStep { kind, name, reason, .. } = expect;
+                return Err(format!("expected   event {reason} on {kind}/{name}\ncame       {came}"));
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    async fn reasons_on(&self, kind: &str, name: &str) -> Result<BTreeSet<String>, String> {
+        let events = self.stage.objects().list("Event").await.map_err(told)?;
+        let text = |event: &Value, pointer: &str| event.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        let about = events.iter().filter(|event| {
+            text(event, "/involvedObject/kind").as_deref() == Some(kind)
+                && text(event, "/involvedObject/name").as_deref() == Some(name)
+        });
+        Ok(about.filter_map(|event| text(event, "/reason")).collect())
     }
 
     pub(super) fn short_pods(&self) -> &[ShortPod] {

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use signpost_core::object::Family;
@@ -17,7 +16,8 @@ use signpost_core::plan::NodePlan;
 use signpost_datapath::nftables;
 
 use super::address::{PodName, Source};
-use super::format::{FamilyRun, Mode, ObjectRef, ShortPod};
+use super::format::{FamilyRun, Mode, ObjectRef};
+use super::light;
 use super::objects::Objects;
 use super::pool::LabKey;
 use super::run::told;
@@ -83,11 +83,8 @@ impl Stage {
     /// What the lab says.
     pub async fn open(name: &str, key: &LabKey, program: &Path) -> Result<Stage, String> {
         let mut spec = LabSpec::new(name, key.nodes.len(), program.to_owned());
-        spec.nodes = key
-            .nodes
-            .iter()
-            .map(|node| NodeSpec { name: node.name.clone(), labels: node.labels.clone() })
-            .collect();
+        spec.nodes =
+            key.nodes.iter().map(|node| NodeSpec { name: node.name.clone(), labels: node.labels.clone() }).collect();
         spec.families = match key.family {
             FamilyRun::Ipv4 => Families::Ipv4,
             FamilyRun::Ipv6 => Families::Ipv6,
@@ -202,7 +199,11 @@ impl Stage {
         self.settle().await?;
         self.learn_programs().await?;
         let daemon = self.lab.daemon(node).map_err(told)?;
-        if kill { daemon.kill().await.map_err(told)? } else { daemon.stop().await.map_err(told)? }
+        if kill {
+            daemon.kill().await.map_err(told)?
+        } else {
+            daemon.stop().await.map_err(told)?
+        }
         self.down.insert(node.to_owned());
         Ok(())
     }
@@ -215,11 +216,6 @@ impl Stage {
         self.lab.daemon(node).map_err(told)?.start().await.map_err(told)?;
         self.down.remove(node);
         Ok(())
-    }
-
-    /// The Pod that a short form stands for.
-    pub fn pod_object(&self, pod: &ShortPod) -> Value {
-        pod_object(pod)
     }
 
     /// Changes a pod by a merge patch.
@@ -235,7 +231,7 @@ impl Stage {
     /// # Errors
     /// The API's.
     pub async fn set_ready(&self, pod: &PodName, ready: bool) -> Result<(), String> {
-        let merge = json!({"metadata": {"annotations": {READY: ready.to_string()}}});
+        let merge = json!({"metadata": {"annotations": {light::READY: ready.to_string()}}});
         self.patch_pod(pod, &merge).await
     }
 
@@ -244,14 +240,10 @@ impl Stage {
     /// # Errors
     /// The API's.
     pub async fn set_listening(&self, pod: &PodName, listening: bool) -> Result<(), String> {
-        let merge = json!({"metadata": {"annotations": {LISTENING: listening.to_string()}}});
+        let merge = json!({"metadata": {"annotations": {light::LISTENING: listening.to_string()}}});
         self.patch_pod(pod, &merge).await
     }
 }
-
-const LIGHT: &str = "signpost.dev/light";
-const READY: &str = "signpost.dev/ready";
-const LISTENING: &str = "signpost.dev/listening";
 
 fn reference(pod: &PodName) -> ObjectRef {
     ObjectRef {
@@ -260,55 +252,6 @@ fn reference(pod: &PodName) -> ObjectRef {
         namespace: Some(pod.namespace.clone()),
         name: pod.name.clone(),
     }
-}
-
-fn pod_object(pod: &ShortPod) -> Value {
-    let arguments: Vec<String> = pod
-        .listen
-        .iter()
-        .flat_map(|listen| {
-            let place = match pod.bind {
-                Some(bind) => SocketAddr::new(bind, listen.port.get()).to_string(),
-                None => listen.port.to_string(),
-            };
-            ["--listen".to_owned(), format!("{}/{place}", listen.protocol)]
-        })
-        .collect();
-    let ports: Vec<Value> = pod
-        .listen
-        .iter()
-        .map(|listen| {
-            let mut port = json!({
-                "containerPort": listen.port,
-                "protocol": listen.protocol.to_string().to_uppercase(),
-            });
-            if let Some(name) = &listen.name {
-                port["name"] = json!(name);
-            }
-            port
-        })
-        .collect();
-    let mut spec = json!({
-        "terminationGracePeriodSeconds": pod.grace_s.unwrap_or(0),
-        "containers": [{"name": "echo", "image": "signpost/echo", "args": arguments, "ports": ports}],
-    });
-    if let Some(node) = &pod.node {
-        spec["nodeName"] = json!(node);
-    }
-    if pod.host_network {
-        spec["hostNetwork"] = json!(true);
-    }
-    json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": pod.name,
-            "namespace": pod.namespace,
-            "labels": pod.labels,
-            "annotations": {LIGHT: "true", READY: pod.ready.to_string()},
-        },
-        "spec": spec,
-    })
 }
 
 /// What the lab's map says and the API does not.
