@@ -17,6 +17,7 @@ mod openapi;
 mod patch;
 mod protobuf;
 mod prune;
+mod quantity;
 #[cfg(test)]
 mod sample;
 pub mod schema;

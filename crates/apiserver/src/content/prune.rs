@@ -2,6 +2,7 @@
 //! structs and writes those, so unknown fields, nulls and empty values that Go does not write are lost on the way.
 
 use super::Gvk;
+use super::quantity::canonical;
 use super::schema::{Shape, StructId, Tags, schemas};
 use serde_json::{Map, Value, json};
 use std::fmt;
@@ -79,7 +80,15 @@ impl Pruner {
                     self.element(elements, value, |path| path.push_str(&format!("[{at}]")));
                 }
             }
-            (Shape::Quantity, value @ Value::Number(_)) => *value = Value::String(value.to_string()),
+            (Shape::Quantity, value @ Value::Number(_)) => {
+                let text = value.to_string();
+                *value = canonical(&text).unwrap_or(text).into();
+            }
+            (Shape::Quantity, Value::String(text)) => {
+                if let Some(canonical) = canonical(text) {
+                    *text = canonical;
+                }
+            }
             (Shape::Time, Value::String(text)) => rewrite_time(text, "%Y-%m-%dT%H:%M:%SZ"),
             (Shape::MicroTime, Value::String(text)) => rewrite_time(text, "%Y-%m-%dT%H:%M:%S.%6fZ"),
             _ => {}

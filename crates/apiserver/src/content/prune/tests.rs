@@ -61,7 +61,7 @@ fn times_and_quantities_get_their_written_form() {
     let expected = json!({ "spec": { "renewTime": "2026-01-02T02:04:05.000000Z" }, "metadata": {
         "creationTimestamp": "2026-01-02T03:04:05Z" } });
     assert_eq!(pruned("coordination.k8s.io/v1", "Lease", lease).0, expected);
-    let node = json!({ "status": { "capacity": { "cpu": 2, "memory": "1Gi" } } });
+    let node = json!({ "status": { "capacity": { "cpu": 2, "memory": "1024Mi" } } });
     assert_eq!(pruned("v1", "Node", node).0, json!({ "status": { "capacity": { "cpu": "2", "memory": "1Gi" } } }));
 }
 
@@ -85,6 +85,7 @@ fn typed(gvk: &Gvk, object: Value) -> Value {
         serde_json::to_value(serde_json::from_value::<T>(object).unwrap()).unwrap()
     }
     match (gvk.group.as_str(), gvk.kind.as_str()) {
+        ("", "Binding") => through::<core::Binding>(object),
         ("", "ConfigMap") => through::<core::ConfigMap>(object),
         ("", "Endpoints") => through::<core::Endpoints>(object),
         ("", "Event") => through::<core::Event>(object),

@@ -24,7 +24,8 @@ fn root<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 /// Group, version, kind and schema of what the API serves and takes as a body.
 fn roots() -> Vec<(&'static str, &'static str, &'static str, Root)> {
     vec![
-        ("", "v1", "ConfigMap", root::<core::ConfigMap> as Root),
+        ("", "v1", "Binding", root::<core::Binding> as Root),
+        ("", "v1", "ConfigMap", root::<core::ConfigMap>),
         ("", "v1", "Endpoints", root::<core::Endpoints>),
         ("", "v1", "Event", root::<core::Event>),
         ("", "v1", "Namespace", root::<core::Namespace>),
