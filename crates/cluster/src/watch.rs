@@ -43,6 +43,9 @@ pub enum Observed {
         kind: Kind,
         /// See above. After [`Event::Synced`] it may be lower than before: the server lost its past.
         revision: u64,
+        /// When the change that led to this one was made, in milliseconds since 1970: what an EndpointSlice's controller
+        /// wrote on it.
+        triggered_ms: Option<i64>,
     },
     /// Nothing of this kind changed up to this revision.
     Bookmark {

@@ -1,1 +1,20 @@
-//! (to be written)
+//! The node daemon: keeps one node's kernel equal to its plan.
+//!
+//! ```text
+//! config ─▶ daemon ─┬─ cluster::watch, addresses ─▶ sync ─▶ datapath
+//!                   └─ server: /healthz /livez, /metrics /proxyMode /programmed /plan /program
+//! ```
+
+pub mod addresses;
+pub mod config;
+pub mod daemon;
+pub mod instance;
+pub mod metrics;
+pub mod mode;
+pub mod process;
+pub mod server;
+pub mod sync;
+mod sys;
+
+pub use config::{ConfigError, Flags, NodeOptions};
+pub use daemon::{NodeError, cleanup, run};

@@ -1,6 +1,7 @@
 //! The binary: the node daemon, the lab, and the programs that the lab runs in its pods.
 
 mod lab_command;
+mod node_command;
 
 use std::process::ExitCode;
 
@@ -19,6 +20,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Keeps this node's kernel equal to what the Services of the cluster ask for.
+    Node(node_command::NodeCommand),
     /// A whole cluster on this machine, out of network namespaces.
     Lab(lab_command::LabCommand),
     /// The server behind the image signpost/echo.
@@ -31,6 +34,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Node(command) => command.run(),
         Command::Lab(command) => command.run(),
         Command::Echo(command) => command.run(),
         Command::PodInit(command) => return command.run(),

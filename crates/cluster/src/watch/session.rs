@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures::AsyncBufReadExt;
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::{ListParams, Request, WatchParams};
 use kube::core::Status;
@@ -35,6 +36,9 @@ const OPTIONAL_AGAIN: Duration = Duration::from_secs(300);
 const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// A watch that is refused so often is given up for a new list: the server may have lost its past.
 const REFUSALS: u32 = 5;
+
+/// When the change of a pod or Service was made that a slice follows.
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// The consumer is gone.
 struct Gone;
@@ -265,16 +269,16 @@ impl<K: Watched> Session<K> {
     }
 
     async fn tell_applied(&mut self, object: Read<K>, revision: u64) -> Result<(), Gone> {
-        let (event, malformed, also) = match object {
+        let (event, malformed, also, triggered_ms) = match object {
             Read::Object(object) => {
                 let seen = object.applied();
-                (seen.event, seen.malformed, seen.also)
+                (seen.event, seen.malformed, seen.also, triggered_ms(object.meta()))
             }
             Read::Unreadable { metadata, reason } => {
                 let object = convert::reference(K::API_VERSION, K::NAME, &metadata);
                 let problem = Problem::Unreadable { reason: Quoted::new(&reason) };
                 let problems = vec![FieldProblem { field: "object".to_owned(), problem }];
-                (K::deleted(&metadata), Some(Malformed { object, problems }), None)
+                (K::deleted(&metadata), Some(Malformed { object, problems }), None, None)
             }
         };
         if let Some(malformed) = malformed {
@@ -283,11 +287,11 @@ impl<K: Watched> Session<K> {
         if let Some(also) = also {
             self.tell(also).await?;
         }
-        self.send(event, revision).await
+        self.tell(Observed::Event { event, kind: K::KIND, revision, triggered_ms }).await
     }
 
     async fn send(&self, event: Event, revision: u64) -> Result<(), Gone> {
-        self.tell(Observed::Event { event, kind: K::KIND, revision }).await
+        self.tell(Observed::Event { event, kind: K::KIND, revision, triggered_ms: None }).await
     }
 
     async fn tell(&self, observed: Observed) -> Result<(), Gone> {
@@ -368,6 +372,11 @@ fn read_metadata(metadata: &Value) -> ObjectMeta {
         resource_version: text("resourceVersion"),
         ..ObjectMeta::default()
     }
+}
+
+fn triggered_ms(metadata: &ObjectMeta) -> Option<i64> {
+    let written = metadata.annotations.as_ref()?.get(TRIGGER_TIME)?;
+    written.parse::<Timestamp>().ok().map(Timestamp::as_millisecond)
 }
 
 fn expired_or(error: kube::Error) -> Trouble {

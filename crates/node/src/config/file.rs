@@ -1,0 +1,141 @@
+//! Pure. `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`, every field of it, so that a file written for
+//! kube-proxy is read; and three fields at the top (`masqueradeAll`, `syncPeriod`, `minSyncPeriod`) that hold in any mode.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::values::{ApiVersion, BindAddress, FileKind, GoDuration, ModeName, NodePortRanges, PodCidrs};
+
+/// The file. Absent and `null` are the same everywhere.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct KubeProxyConfiguration {
+    api_version: Option<ApiVersion>,
+    kind: Option<FileKind>,
+    pub(super) hostname_override: Option<String>,
+    pub(super) client_connection: Option<ClientConnection>,
+    pub(super) mode: Option<ModeName>,
+    iptables: Option<Mode>,
+    ipvs: Option<Mode>,
+    nftables: Option<Mode>,
+    pub(super) masquerade_all: Option<bool>,
+    pub(super) sync_period: Option<GoDuration>,
+    pub(super) min_sync_period: Option<GoDuration>,
+    #[serde(rename = "clusterCIDR")]
+    pub(super) cluster_cidr: Option<PodCidrs>,
+    pub(super) detect_local_mode: Option<String>,
+    detect_local: Option<IgnoredAny>,
+    pub(super) node_port_addresses: Option<NodePortRanges>,
+    pub(super) healthz_bind_address: Option<BindAddress>,
+    pub(super) metrics_bind_address: Option<BindAddress>,
+    bind_address: Option<IgnoredAny>,
+    bind_address_hard_fail: Option<bool>,
+    conntrack: Option<Conntrack>,
+    feature_gates: Option<BTreeMap<String, bool>>,
+    enable_profiling: Option<bool>,
+    oom_score_adj: Option<IgnoredAny>,
+    logging: Option<IgnoredAny>,
+    config_sync_period: Option<IgnoredAny>,
+    show_hidden_metrics_for_version: Option<IgnoredAny>,
+    port_range: Option<String>,
+    winkernel: Option<IgnoredAny>,
+    windows_run_as_service: Option<IgnoredAny>,
+}
+
+/// How to reach the API.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct ClientConnection {
+    pub(super) kubeconfig: Option<PathBuf>,
+    accept_content_types: Option<IgnoredAny>,
+    content_type: Option<IgnoredAny>,
+    qps: Option<IgnoredAny>,
+    burst: Option<IgnoredAny>,
+}
+
+/// `iptables`, `ipvs` and `nftables`, which share most fields.
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct Mode {
+    pub(super) masquerade_all: Option<bool>,
+    pub(super) sync_period: Option<GoDuration>,
+    pub(super) min_sync_period: Option<GoDuration>,
+    masquerade_bit: Option<u8>,
+    localhost_node_ports: Option<bool>,
+    scheduler: Option<String>,
+    #[serde(rename = "excludeCIDRs")]
+    exclude_cidrs: Option<Vec<String>>,
+    #[serde(rename = "strictARP")]
+    strict_arp: Option<bool>,
+    tcp_timeout: Option<GoDuration>,
+    tcp_fin_timeout: Option<GoDuration>,
+    udp_timeout: Option<GoDuration>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Conntrack {
+    max_per_core: Option<i64>,
+    min: Option<i64>,
+    tcp_established_timeout: Option<GoDuration>,
+    tcp_close_wait_timeout: Option<GoDuration>,
+    tcp_be_liberal: Option<bool>,
+    udp_timeout: Option<GoDuration>,
+    udp_stream_timeout: Option<GoDuration>,
+}
+
+impl KubeProxyConfiguration {
+    /// The fields that every mode has, for this one; those at the top win.
+    pub(super) fn common(&self, mode: ModeName) -> Mode {
+        let section = match mode {
+            ModeName::Iptables => &self.iptables,
+            ModeName::Ipvs => &self.ipvs,
+            ModeName::Auto | ModeName::Nftables | ModeName::Ebpf => &self.nftables,
+        };
+        let mut common = section.clone().unwrap_or_default();
+        common.masquerade_all = self.masquerade_all.or(common.masquerade_all);
+        // Zero stands for the default in kube-proxy's files.
+        common.sync_period = self.sync_period.or(common.sync_period);
+        common.min_sync_period = self.min_sync_period.or(common.min_sync_period);
+        common
+    }
+
+    /// The fields that are set to something and change nothing here.
+    pub(super) fn ignored(&self) -> Vec<&'static str> {
+        let conntrack = self.conntrack.as_ref().is_some_and(Conntrack::says_something);
+        let ipvs = self.ipvs.as_ref().is_some_and(|mode| {
+            mode.scheduler.as_ref().is_some_and(|scheduler| !scheduler.is_empty())
+                || mode.exclude_cidrs.as_ref().is_some_and(|ranges| !ranges.is_empty())
+                || mode.strict_arp == Some(true)
+        });
+        let modes = [&self.iptables, &self.ipvs, &self.nftables];
+        let bit = modes.into_iter().flatten().any(|mode| mode.masquerade_bit.is_some_and(|bit| bit != 14));
+        [
+            ("conntrack", conntrack),
+            ("ipvs.scheduler, excludeCIDRs, strictARP", ipvs),
+            ("masqueradeBit", bit),
+            ("featureGates", self.feature_gates.as_ref().is_some_and(|gates| !gates.is_empty())),
+            ("portRange", self.port_range.as_ref().is_some_and(|range| !range.is_empty())),
+            ("enableProfiling", self.enable_profiling == Some(true)),
+            ("bindAddressHardFail", self.bind_address_hard_fail == Some(true)),
+        ]
+        .into_iter()
+        .filter_map(|(field, set)| set.then_some(field))
+        .collect()
+    }
+}
+
+impl Conntrack {
+    fn says_something(&self) -> bool {
+        let set = |duration: Option<GoDuration>| duration.is_some_and(|duration| !duration.0.is_zero());
+        self.max_per_core.is_some_and(|value| value != 0)
+            || self.min.is_some_and(|value| value != 0)
+            || self.tcp_be_liberal == Some(true)
+            || [self.tcp_established_timeout, self.tcp_close_wait_timeout, self.udp_timeout, self.udp_stream_timeout]
+                .into_iter()
+                .any(set)
+    }
+}

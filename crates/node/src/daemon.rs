@@ -1,0 +1,252 @@
+//! The daemon: puts the parts together, drives [`SyncLoop`] with the clock, and ends when it is told to.
+//!
+//! It never takes rules away when it ends: who restarts it, or loses it, keeps every connection and Service as they are.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::{Stream, StreamExt};
+use serde::Serialize;
+use signpost_cluster::client::ClientError;
+use signpost_cluster::events::Reporter;
+use signpost_cluster::{NodeScope, Observed};
+use signpost_core::object::Family;
+use signpost_core::planner::NodeConfig;
+use signpost_datapath::Datapath;
+use signpost_datapath::nftables::{Nftables, NftablesConfig};
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{info, warn};
+
+use crate::config::{NodeOptions, PodRanges};
+use crate::instance::{Instance, InstanceError};
+use crate::metrics::Metrics;
+use crate::mode::{self, Mode, ModeError};
+use crate::server::{self, Question, Shared};
+use crate::sync::{Progress, SyncLoop, SyncOptions};
+use crate::{addresses, process, sys};
+
+/// So many observations are taken in between two looks at the clock.
+const BATCH: usize = 512;
+/// How long the last call of the kernel may take after the end was asked for.
+const LAST_CALL: Duration = Duration::from_millis(600);
+
+/// Why the daemon cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// Not allowed to.
+    #[error("changing the kernel's rules needs CAP_NET_ADMIN: run as root")]
+    NotRoot,
+    /// There is one.
+    #[error(transparent)]
+    Instance(#[from] InstanceError),
+    /// The mode cannot be.
+    #[error(transparent)]
+    Mode(#[from] ModeError),
+    /// No way to the API.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The node's addresses cannot be read.
+    #[error("cannot read the addresses of this node: {0}")]
+    Addresses(#[source] io::Error),
+    /// What is in the kernel could not be removed.
+    #[error("cannot remove the {family} rules: {source}")]
+    Cleanup {
+        /// Of this family.
+        family: Family,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Runs until `shutdown` is done. The rules stay.
+///
+/// # Errors
+/// Something that it needs is missing on this machine. What is missing in the cluster is waited for.
+pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
+    if !process::may_change_network() {
+        return Err(NodeError::NotRoot);
+    }
+    let (mode, reason) = mode::choose(options.mode)?;
+    mode::check(mode)?;
+    let _instance = Instance::take()?;
+    sys::share_one_heap();
+    info!(node = %options.node, %mode, reason, version = env!("CARGO_PKG_VERSION"), "signpost node starts");
+    for field in &options.ignored {
+        warn!(field, "the configuration file asks for what this program does not do");
+    }
+    let client = signpost_cluster::client::connect(options.kubeconfig.as_deref(), options.master.as_deref()).await?;
+    let addresses = addresses::follow().map_err(NodeError::Addresses)?;
+    let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
+    let observed = signpost_cluster::watch(client, &NodeScope::All);
+    match mode {
+        Mode::Nftables => {
+            let datapaths =
+                families().into_iter().map(|family| (family, nftables(family, options.take_over))).collect();
+            serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
+        }
+    }
+    info!("signpost node ends; its rules stay");
+    Ok(())
+}
+
+/// Removes what this and former daemons left in the kernel.
+///
+/// # Errors
+/// A daemon runs, or the kernel refused.
+pub fn cleanup() -> Result<(), NodeError> {
+    if !process::may_change_network() {
+        return Err(NodeError::NotRoot);
+    }
+    let _instance = Instance::take()?;
+    mode::check(Mode::Nftables)?;
+    for family in families() {
+        nftables(family, false).cleanup().map_err(|source| NodeError::Cleanup { family, source: Box::new(source) })?;
+        info!(%family, "the rules are removed");
+    }
+    Ok(())
+}
+
+fn nftables(family: Family, take_over: bool) -> Nftables {
+    Nftables::new(family, NftablesConfig { take_over, ..NftablesConfig::default() })
+}
+
+/// Both, unless the kernel has no IPv6.
+fn families() -> Vec<Family> {
+    let mut families = vec![Family::Ipv4];
+    if Path::new("/proc/sys/net/ipv6").exists() {
+        families.push(Family::Ipv6);
+    } else {
+        info!("this kernel has no IPv6: only IPv4 is served");
+    }
+    families
+}
+
+async fn serve<D>(
+    options: &NodeOptions,
+    mode: Mode,
+    datapaths: Vec<(Family, D)>,
+    observed: impl Stream<Item = Observed> + Send + Unpin + 'static,
+    mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
+    reporter: Reporter,
+    shutdown: impl Future<Output = ()>,
+) where
+    D: Datapath + Debug + Send + 'static,
+    D::Program: Serialize + Send,
+{
+    let (progress, metrics) = (Arc::new(Progress::new()), Arc::new(Metrics::new()));
+    let (asking, questions) = mpsc::channel(8);
+    let shared = Shared::new(mode, options.sync_period, progress.clone(), metrics.clone(), asking);
+    let listeners = [(options.healthz, server::health(shared.clone())), (options.metrics, server::metrics(shared))];
+    for (address, router) in listeners {
+        if let Some(address) = address {
+            tokio::spawn(server::listen(address, router));
+        }
+    }
+    let cluster_cidrs = match &options.pods {
+        PodRanges::Cluster(ranges) => ranges.clone(),
+        PodRanges::Node => Vec::new(),
+    };
+    let config = NodeConfig {
+        node: options.node.clone(),
+        cluster_cidrs,
+        masquerade_all: options.masquerade_all,
+        node_addresses: addresses.borrow_and_update().clone(),
+        node_port_addresses: options.node_port_addresses.clone(),
+    };
+    let sync_options = SyncOptions {
+        node: options.node.clone(),
+        pods: options.pods.clone(),
+        min_sync_period: options.min_sync_period,
+        sync_period: options.sync_period,
+    };
+    let sync = SyncLoop::new(sync_options, config, datapaths, progress, metrics);
+    let (stop, stopped) = oneshot::channel();
+    let mut driver = tokio::spawn(drive(sync, observed, addresses, questions, reporter, stopped));
+    tokio::select! {
+        () = shutdown => {
+            // The receiver is gone if the driver ended, which it does only by a panic.
+            let _ = stop.send(());
+            if tokio::time::timeout(LAST_CALL, &mut driver).await.is_err() {
+                warn!("a call of the kernel still runs; it ends by itself");
+            }
+        }
+        _ = &mut driver => {}
+    }
+}
+
+/// Between observations and the kernel, until `stopped`.
+async fn drive<D>(
+    mut sync: SyncLoop<D>,
+    observed: impl Stream<Item = Observed> + Send + Unpin,
+    mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
+    mut questions: mpsc::Receiver<Question>,
+    reporter: Reporter,
+    stopped: oneshot::Receiver<()>,
+) where
+    D: Datapath + Debug + Send,
+    D::Program: Serialize + Send,
+{
+    let mut batches = observed.ready_chunks(BATCH);
+    let mut stopped = pin!(stopped);
+    let mut trimmed = false;
+    loop {
+        let due = sync.due();
+        if due.is_some_and(|due| due <= Instant::now()) {
+            tokio::task::block_in_place(|| sync.step(&mut Instant::now));
+            if sync.is_started() && !trimmed {
+                sys::give_memory_back();
+                trimmed = true;
+            }
+        }
+        let due = sync.due();
+        tokio::select! {
+            biased;
+            _ = &mut stopped => return,
+            batch = batches.next() => match batch {
+                Some(batch) => {
+                    let now = Instant::now();
+                    for observed in batch {
+                        if let Observed::Malformed(malformed) = &observed {
+                            warn!(object = %malformed.object, problem = %malformed.problems[0], "an object is malformed");
+                            reporter.report(malformed.clone());
+                        }
+                        sync.observe(observed, now);
+                    }
+                }
+                None => return,
+            },
+            Ok(()) = addresses.changed() => {
+                let now = addresses.borrow_and_update().clone();
+                sync.set_node_addresses(now, Instant::now());
+            }
+            Some(question) = questions.recv() => answer(&sync, question),
+            () = until(due), if due.is_some() => {}
+        }
+    }
+}
+
+fn answer<D>(sync: &SyncLoop<D>, question: Question)
+where
+    D: Datapath,
+    D::Program: Serialize,
+{
+    // Who asked may have gone away meanwhile.
+    let _ = match question {
+        Question::Plans(reply) => reply.send(sync.plans()),
+        Question::Programs(reply) => reply.send(sync.programs()),
+    };
+}
+
+async fn until(due: Option<Instant>) {
+    if let Some(due) = due {
+        tokio::time::sleep_until(due.into()).await;
+    }
+}

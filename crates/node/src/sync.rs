@@ -1,0 +1,306 @@
+//! From what the API says to what the kernel holds.
+//!
+//! ```text
+//! Observed ──▶ Store ──▶ per family: Planner ──▶ PlanChange ──▶ Datapath::change ──▶ apply ──▶ Progress
+//!                           │                        after an error, at start, on a timer:
+//!                           └───────────────────────── observe ──▶ repair ──▶ apply
+//! ```
+//!
+//! [`SyncLoop`] has no clock and no task: it is told the time, does one step, and says when it wants the next. What
+//! drives it is `daemon`. So a test with a fake kernel sees every step.
+
+mod family;
+mod pace;
+mod progress;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use signpost_cluster::Observed;
+use signpost_core::object::{Family, Node};
+use signpost_core::planner::NodeConfig;
+use signpost_core::store::{Dirty, Event, Kind, Store};
+use signpost_datapath::Datapath;
+use tracing::{info, warn};
+
+use crate::config::PodRanges;
+use crate::metrics::Metrics;
+pub use family::{FamilySync, Outcome};
+use pace::{Pace, Retry};
+pub use progress::{Health, Progress, Revisions};
+
+/// How often it is said again what is waited for.
+const SAY_AGAIN: Duration = Duration::from_secs(30);
+/// The kernel is compared with what it should hold at most this part of the time.
+const COMPARE_SHARE: u32 = 200;
+
+/// What the loop is to do, from configuration.
+#[derive(Debug, Clone)]
+pub struct SyncOptions {
+    /// The node's name.
+    pub node: Arc<str>,
+    /// Who counts as a pod.
+    pub pods: PodRanges,
+    /// See `NodeOptions`.
+    pub min_sync_period: Duration,
+    /// See `NodeOptions`.
+    pub sync_period: Duration,
+}
+
+/// Keeps the kernel equal to the plan, for every family.
+#[derive(Debug)]
+pub struct SyncLoop<D: Datapath> {
+    options: SyncOptions,
+    config: NodeConfig,
+    store: Store,
+    families: Vec<FamilySync<D>>,
+    dirty: Dirty,
+    /// The node as it was last, should its object be deleted under us.
+    own: Option<Node>,
+    /// All is known that the first comparison needs; from then on the kernel is kept in step.
+    started: bool,
+    waiting_since: Option<Instant>,
+    pace: Pace,
+    /// A change waits since then.
+    queued: Option<Instant>,
+    compare_at: Option<Instant>,
+    seen: Revisions,
+    /// Slices' changes that wait for the kernel: when they were triggered, in milliseconds since 1970.
+    triggers_ms: Vec<i64>,
+    progress: Arc<Progress>,
+    metrics: Arc<Metrics>,
+}
+
+impl<D: Datapath> SyncLoop<D> {
+    /// Whether the kernel is kept in step, not still waited for what has to be known before.
+    pub fn is_started(&self) -> bool {
+        self.started
+    }
+
+    /// Nothing is done before [`SyncLoop::step`].
+    pub fn new(
+        options: SyncOptions,
+        config: NodeConfig,
+        datapaths: Vec<(Family, D)>,
+        progress: Arc<Progress>,
+        metrics: Arc<Metrics>,
+    ) -> SyncLoop<D> {
+        let families =
+            datapaths.into_iter().map(|(family, datapath)| FamilySync::new(family, datapath, config.clone())).collect();
+        SyncLoop {
+            pace: Pace::new(options.min_sync_period),
+            options,
+            config,
+            store: Store::new(),
+            families,
+            dirty: Dirty::default(),
+            own: None,
+            started: false,
+            waiting_since: None,
+            queued: None,
+            compare_at: None,
+            seen: Revisions::default(),
+            triggers_ms: Vec::new(),
+            progress,
+            metrics,
+        }
+    }
+
+    /// Takes in what the API said. Cheap; the kernel is not touched.
+    pub fn observe(&mut self, observed: Observed, now: Instant) {
+        match observed {
+            Observed::Event { event, kind, revision, triggered_ms } => {
+                if let Event::NodeApplied(node) = &event
+                    && node.name == self.options.node
+                {
+                    self.node_applied(node.clone());
+                }
+                match &event {
+                    Event::Reset(_) => {}
+                    Event::Synced(_) => self.seen.set(kind, revision),
+                    _ => self.seen.raise(kind, revision),
+                }
+                self.metrics.change_seen(kind);
+                self.triggers_ms.extend(triggered_ms.filter(|_| self.started));
+                self.store.handle(event);
+                if kind == Kind::Node {
+                    self.keep_own_node();
+                }
+            }
+            Observed::Bookmark { kind, revision } => self.seen.raise(kind, revision),
+            Observed::Eligible { node, eligible } => {
+                if node == self.options.node {
+                    self.progress.health().eligible(eligible);
+                }
+                return;
+            }
+            Observed::Malformed(malformed) => {
+                self.metrics.malformed(malformed.object.kind);
+                return;
+            }
+        }
+        self.queue(now);
+    }
+
+    /// The node's addresses changed.
+    pub fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>, now: Instant) {
+        if self.config.node_addresses != addresses {
+            info!(addresses = addresses.len(), "the node's addresses changed");
+            self.config.node_addresses = addresses;
+            self.reconfigure();
+            self.queue(now);
+        }
+    }
+
+    /// Someone may have touched what is ours in the kernel: compare at the next step.
+    pub fn compare_soon(&mut self, now: Instant) {
+        self.compare_at = Some(now);
+    }
+
+    /// When the next step is due; `None`: not before something is observed.
+    pub fn due(&self) -> Option<Instant> {
+        if !self.started {
+            return self.queued.or(self.waiting_since.map(|since| since + SAY_AGAIN));
+        }
+        let changes = self.queued.map(|queued| self.pace.not_before(queued));
+        let retries = self.families.iter().filter_map(|family| family.retry_at());
+        changes.into_iter().chain(self.compare_at).chain(retries).min()
+    }
+
+    /// Does what is due. May take as long as the kernel takes. `clock` is read after each call of the kernel.
+    pub fn step(&mut self, clock: &mut dyn FnMut() -> Instant) {
+        let now = clock();
+        if !self.started && !self.may_start(now) {
+            return;
+        }
+        let compare = !self.started || self.compare_at.is_some_and(|at| at <= now);
+        self.started = true;
+        self.dirty.merge(self.store.take_dirty());
+        let dirty = std::mem::take(&mut self.dirty);
+        let mut all_done = true;
+        for family in &mut self.families {
+            let began = clock();
+            let outcome = family.sync(&self.store, &dirty, compare, began);
+            let ended = clock();
+            self.metrics.synced(family.family(), &outcome, ended - began);
+            all_done &= family.is_settled();
+        }
+        let ended = clock();
+        self.pace.worked(now, ended);
+        if compare {
+            let rest = self.options.sync_period.max((ended - now) * COMPARE_SHARE);
+            self.compare_at = Some(ended + rest);
+        }
+        self.queued = None;
+        if all_done {
+            self.done(now, ended);
+        } else {
+            self.progress.health().pending(now);
+        }
+    }
+
+    /// Plans and programs of all families as JSON: `{"ipv4": ..., "ipv6": ...}`.
+    ///
+    /// # Errors
+    /// One of them cannot be written as JSON.
+    pub fn plans(&self) -> Result<String, serde_json::Error> {
+        self.json(FamilySync::plan)
+    }
+
+    /// The whole programs, see [`SyncLoop::plans`].
+    ///
+    /// # Errors
+    /// One of them cannot be written as JSON.
+    pub fn programs(&self) -> Result<String, serde_json::Error>
+    where
+        D::Program: Serialize,
+    {
+        self.json(FamilySync::program)
+    }
+
+    fn json<'a, T: Serialize>(&'a self, part: impl Fn(&'a FamilySync<D>) -> T) -> Result<String, serde_json::Error> {
+        let parts: BTreeMap<String, T> =
+            self.families.iter().map(|family| (family.family().to_string(), part(family))).collect();
+        serde_json::to_string(&parts)
+    }
+
+    fn queue(&mut self, now: Instant) {
+        if self.queued.is_none() {
+            self.queued = Some(now);
+            self.metrics.queued();
+        }
+        if self.started {
+            self.progress.health().pending(now);
+        }
+    }
+
+    fn node_applied(&mut self, node: Node) {
+        self.progress.health().node_present(true);
+        let pods_changed = self.options.pods == PodRanges::Node
+            && self.own.as_ref().map(|own| &own.pod_cidrs) != Some(&node.pod_cidrs);
+        if pods_changed {
+            self.config.cluster_cidrs.clone_from(&node.pod_cidrs);
+            self.reconfigure();
+        }
+        self.own = Some(node);
+    }
+
+    /// A node that is taken out of the cluster under us goes on serving with what was known of it; only load balancers are told.
+    fn keep_own_node(&mut self) {
+        let Some(own) = &self.own else { return };
+        if self.store.node(&self.options.node).is_none() {
+            warn!(node = %self.options.node, "the Node object is gone; what it said stays in force");
+            self.progress.health().node_present(false);
+            self.store.handle(Event::NodeApplied(own.clone()));
+        }
+    }
+
+    fn reconfigure(&mut self) {
+        for family in &mut self.families {
+            family.set_config(self.config.clone());
+        }
+    }
+
+    /// Whether all is known that a first comparison needs. Before, a rule that is still right could be taken for
+    /// wrong. Says what is missing, now and then.
+    fn may_start(&mut self, now: Instant) -> bool {
+        self.queued = None;
+        let unsynced: Vec<String> = Kind::ALL
+            .into_iter()
+            .filter(|kind| !self.store.is_kind_synced(*kind))
+            .map(|kind| kind.to_string())
+            .collect();
+        let node_known = self.store.node(&self.options.node).is_some();
+        if unsynced.is_empty() && node_known {
+            info!("everything needed is known; the kernel is compared with it");
+            self.progress.health().waiting_for(None);
+            return true;
+        }
+        let missing = if unsynced.is_empty() { format!("Node {}", self.options.node) } else { unsynced.join(", ") };
+        let say = self.waiting_since.is_none_or(|since| now >= since + SAY_AGAIN);
+        if unsynced.is_empty() && (say || self.progress.health().is_waiting_for_another(&missing)) {
+            warn!(node = %self.options.node, "waiting for the Node object; if it never comes, --hostname-override names another node");
+            self.waiting_since = Some(now);
+        } else if say {
+            info!(missing, "waiting for the API");
+            self.waiting_since = Some(now);
+        }
+        self.progress.health().waiting_for(Some(missing));
+        false
+    }
+
+    fn done(&mut self, began: Instant, ended: Instant) {
+        if self.progress.programmed().is_none() {
+            info!(took_ms = (ended - began).as_millis() as u64, "the kernel holds the plan");
+        }
+        self.metrics.programmed(&self.triggers_ms);
+        self.triggers_ms.clear();
+        self.progress.health().updated();
+        self.progress.publish(self.seen);
+    }
+}

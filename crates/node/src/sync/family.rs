@@ -1,0 +1,163 @@
+//! One family: its plan, its program, and what is known of the kernel.
+
+use std::time::Instant;
+
+use signpost_core::object::Family;
+use signpost_core::plan::{NodePlan, PlanChange};
+use signpost_core::planner::{NodeConfig, Planner};
+use signpost_core::store::{Dirty, Store};
+use signpost_datapath::Datapath;
+use tracing::{debug, error, info, warn};
+
+use super::Retry;
+
+/// What one [`FamilySync::sync`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The plan did not change, and the kernel was not looked at.
+    Nothing,
+    /// A change of the plan was applied.
+    Changed,
+    /// The kernel was compared, and held what it should.
+    Compared,
+    /// The kernel was compared, and mended.
+    Repaired,
+    /// The kernel or its tool refused.
+    Failed,
+    /// It refused before, and its time to be asked again has not come.
+    Postponed,
+}
+
+/// One family of the node.
+#[derive(Debug)]
+pub struct FamilySync<D: Datapath> {
+    family: Family,
+    datapath: D,
+    planner: Planner,
+    /// What the kernel should hold; `None` before the first plan.
+    program: Option<D::Program>,
+    /// Whether the kernel is known to hold it.
+    settled: bool,
+    retry: Retry,
+}
+
+impl<D: Datapath> FamilySync<D> {
+    /// Without a plan, and with nothing known of the kernel.
+    pub fn new(family: Family, datapath: D, config: NodeConfig) -> FamilySync<D> {
+        FamilySync {
+            family,
+            datapath,
+            planner: Planner::new(family, config),
+            program: None,
+            settled: false,
+            retry: Retry::default(),
+        }
+    }
+
+    /// The family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// The plan after the last sync.
+    pub fn plan(&self) -> &NodePlan {
+        self.planner.plan()
+    }
+
+    /// What the kernel should hold; `None` before the first sync.
+    pub fn program(&self) -> Option<&D::Program> {
+        self.program.as_ref()
+    }
+
+    /// Whether the kernel holds the plan.
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// When the kernel is to be asked again after it refused.
+    pub fn retry_at(&self) -> Option<Instant> {
+        self.retry.at()
+    }
+
+    /// The next sync plans anew with this.
+    pub fn set_config(&mut self, config: NodeConfig) {
+        self.planner.set_config(config);
+    }
+
+    /// Brings plan and kernel in step with the store. `dirty`: all that changed since the last call. `compare`: look at what the
+    /// kernel really holds.
+    pub fn sync(&mut self, store: &Store, dirty: &Dirty, compare: bool, now: Instant) -> Outcome {
+        let planned = self.planner.update(store, dirty);
+        let Some(program) = &mut self.program else {
+            self.program = Some(self.datapath.program(self.planner.plan()));
+            return self.repair(now);
+        };
+        if !self.settled || compare {
+            if !planned.is_empty() {
+                let change = self.datapath.change(program, &planned);
+                self.datapath.advance(program, &change);
+            }
+            return if self.retry.at().is_some_and(|at| now < at) { Outcome::Postponed } else { self.repair(now) };
+        }
+        if planned.is_empty() {
+            return Outcome::Nothing;
+        }
+        let change = self.datapath.change(program, &planned);
+        let applied = self.datapath.apply(&change);
+        // Whether or not it is in the kernel: it is what should be.
+        self.datapath.advance(program, &change);
+        match applied {
+            Ok(()) => {
+                debug!(
+                    family = %self.family,
+                    set = planned.set.len(),
+                    removed = planned.removed.len(),
+                    "the plan's change is in the kernel"
+                );
+                Outcome::Changed
+            }
+            Err(error) => {
+                warn!(family = %self.family, %error, "the kernel refused a change; comparing it with the plan");
+                self.settled = false;
+                self.repair(now)
+            }
+        }
+    }
+
+    /// Makes the kernel equal to the program, whatever it holds.
+    fn repair(&mut self, now: Instant) -> Outcome {
+        let program = self.program.as_ref().expect("a repair follows the first plan");
+        let nothing = self.datapath.change(program, &PlanChange::default());
+        let repaired = self.datapath.observe().and_then(|have| {
+            let change = self.datapath.repair(program, &have);
+            if change == nothing {
+                return Ok(false);
+            }
+            self.datapath.apply(&change).map(|()| true)
+        });
+        match repaired {
+            Ok(changed) => {
+                if self.retry.failures() > 0 {
+                    info!(family = %self.family, failures = self.retry.failures(), "the kernel takes changes again");
+                } else if changed && self.settled {
+                    warn!(family = %self.family, "the kernel did not hold what it should; it does again");
+                }
+                self.settled = true;
+                self.retry = Retry::default();
+                if changed { Outcome::Repaired } else { Outcome::Compared }
+            }
+            Err(error) => {
+                self.settled = false;
+                let wait = self.retry.failed(now);
+                error!(
+                    family = %self.family,
+                    %error,
+                    failures = self.retry.failures(),
+                    again_in_ms = wait.as_millis() as u64,
+                    "the kernel cannot be made equal to the plan"
+                );
+                Outcome::Failed
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! `signpost node`: the flags, the log, and the signals of the node daemon. The flags have kube-proxy's names.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use signpost_node::config::{
+    self, BindAddress, GoDuration, KubeProxyConfiguration, ModeName, NodePortRanges, PodCidrs,
+};
+use signpost_node::{Flags, NodeOptions};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Threads that serve the network; a change of the kernel has one of its own.
+const THREADS: usize = 2;
+/// What is left of the runtime gets so long to end.
+const LAST: Duration = Duration::from_millis(100);
+
+/// Keeps this node's kernel equal to what the Services of the cluster ask for.
+#[derive(Args)]
+pub struct NodeCommand {
+    /// Name of this node's Node object [default: the host's name]
+    #[arg(long, value_name = "NAME")]
+    hostname_override: Option<String>,
+    /// How to reach the API [default: the pod's service account]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Address of the API, in place of the kubeconfig's
+    #[arg(long, value_name = "URL")]
+    master: Option<String>,
+    /// auto, nftables (ebpf, ipvs and iptables are not built yet)
+    #[arg(long, value_name = "MODE")]
+    proxy_mode: Option<ModeName>,
+    /// A KubeProxyConfiguration file; flags win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Addresses of the cluster's pods, one range per family, with commas between
+    #[arg(long, value_name = "CIDRS")]
+    cluster_cidr: Option<PodCidrs>,
+    /// Masquerade whatever goes to a cluster address
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    masquerade_all: Option<bool>,
+    /// Where node ports answer: ranges with commas between, or primary [default: primary]
+    #[arg(long, value_name = "CIDRS")]
+    nodeport_addresses: Option<NodePortRanges>,
+    /// Where /healthz listens; empty: nowhere [default: 0.0.0.0:10256]
+    #[arg(long, value_name = "ADDRESS")]
+    healthz_bind_address: Option<BindAddress>,
+    /// Where /metrics listens; empty: nowhere [default: 127.0.0.1:10249]
+    #[arg(long, value_name = "ADDRESS")]
+    metrics_bind_address: Option<BindAddress>,
+    /// Least time between two changes of the kernel [default: as fast as it takes them]
+    #[arg(long, value_name = "DURATION")]
+    min_sync_period: Option<GoDuration>,
+    /// How often the kernel is compared with what it should hold [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    sync_period: Option<GoDuration>,
+    /// Replace the rules that another Service proxy left
+    #[arg(long)]
+    take_over: bool,
+    /// Remove the rules that a former daemon left, and end
+    #[arg(long)]
+    cleanup: bool,
+    /// How much is logged: 2 tells each change, 4 more (RUST_LOG is finer)
+    #[arg(short, long = "v", value_name = "LEVEL", default_value_t = 0)]
+    v: u8,
+    /// Log as JSON, a line each
+    #[arg(long)]
+    log_json: bool,
+}
+
+impl NodeCommand {
+    /// Runs the daemon until SIGTERM or SIGINT. The rules stay.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        start_log(self.v, self.log_json);
+        if self.cleanup {
+            signpost_node::cleanup().map_err(whole)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let options = self.options()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        let result = runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let shutdown = async {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            };
+            signpost_node::run(options, shutdown).await.map_err(whole)
+        });
+        runtime.shutdown_timeout(LAST);
+        result.map(|()| ExitCode::SUCCESS)
+    }
+
+    fn options(self) -> anyhow::Result<NodeOptions> {
+        let file = match &self.config {
+            Some(path) => config::read(path).map_err(whole)?,
+            None => KubeProxyConfiguration::default(),
+        };
+        let hostname = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+        let flags = Flags {
+            hostname_override: self.hostname_override,
+            kubeconfig: self.kubeconfig,
+            master: self.master,
+            proxy_mode: self.proxy_mode,
+            cluster_cidr: self.cluster_cidr,
+            masquerade_all: self.masquerade_all,
+            nodeport_addresses: self.nodeport_addresses,
+            healthz_bind_address: self.healthz_bind_address,
+            metrics_bind_address: self.metrics_bind_address,
+            min_sync_period: self.min_sync_period,
+            sync_period: self.sync_period,
+            take_over: self.take_over,
+        };
+        NodeOptions::new(flags, file, hostname).map_err(whole)
+    }
+}
+
+/// These errors tell their cause in their own text; it is not to be told again.
+fn whole(error: impl std::error::Error) -> anyhow::Error {
+    anyhow::Error::msg(error.to_string())
+}
+
+fn start_log(verbosity: u8, json: bool) {
+    let level = match verbosity {
+        0 | 1 => "info",
+        2 | 3 => "info,signpost_node=debug,signpost_cluster=debug,signpost_datapath=debug",
+        _ => "debug",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if json { log.json().init() } else { log.with_ansi(false).init() }
+}
