@@ -39,7 +39,12 @@ pub fn split(deployment: &Deployment, sets: &[Arc<ReplicaSet>]) -> (Option<Arc<R
 pub fn runs(deployment: &Deployment, set: &ReplicaSet) -> bool {
     let wanted = deployment.spec.as_ref().map(|spec| &spec.template);
     let runs = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
-    matches!((wanted, runs), (Some(wanted), Some(runs)) if normal(wanted) == normal(runs))
+    matches!((wanted, runs), (Some(wanted), Some(runs)) if same_template(wanted, runs))
+}
+
+/// Whether two templates make the same pods.
+pub fn same_template(a: &PodTemplateSpec, b: &PodTemplateSpec) -> bool {
+    normal(a) == normal(b)
 }
 
 /// A template as JSON without its hash label and without empty or null members: what two that mean the same share.
