@@ -90,7 +90,7 @@ const APPS: KindInfo =
     KindInfo { group: "apps", categories: &["all"], has_status: true, has_scale: true, has_generation: true, ..BASE };
 
 /// Number of places in the store; the first `SLOTS` entries of [`KINDS`] are stored under their own index.
-pub const SLOTS: usize = 17;
+pub const SLOTS: usize = 18;
 
 /// All kinds. Of two versions of the same objects the stored one comes first.
 pub static KINDS: &[KindInfo] = &[
@@ -236,6 +236,14 @@ pub static KINDS: &[KindInfo] = &[
         namespaced: false,
         name_rule: NameRule::IpAddress,
         slot: 16,
+        ..BASE
+    },
+    KindInfo {
+        group: "apps",
+        kind: "ControllerRevision",
+        plural: "controllerrevisions",
+        singular: "controllerrevision",
+        slot: 17,
         ..BASE
     },
     KindInfo {

@@ -95,6 +95,7 @@ fn typed(gvk: &Gvk, object: Value) -> Value {
         ("", "Secret") => through::<core::Secret>(object),
         ("", "Service") => through::<core::Service>(object),
         ("", "ServiceAccount") => through::<core::ServiceAccount>(object),
+        ("apps", "ControllerRevision") => through::<apps::ControllerRevision>(object),
         ("apps", "Deployment") => through::<apps::Deployment>(object),
         ("apps", "ReplicaSet") => through::<apps::ReplicaSet>(object),
         ("apps", "StatefulSet") => through::<apps::StatefulSet>(object),

@@ -34,6 +34,7 @@ fn roots() -> Vec<(&'static str, &'static str, &'static str, Root)> {
         ("", "v1", "Secret", root::<core::Secret>),
         ("", "v1", "Service", root::<core::Service>),
         ("", "v1", "ServiceAccount", root::<core::ServiceAccount>),
+        ("apps", "v1", "ControllerRevision", root::<apps::ControllerRevision>),
         ("apps", "v1", "Deployment", root::<apps::Deployment>),
         ("apps", "v1", "ReplicaSet", root::<apps::ReplicaSet>),
         ("apps", "v1", "StatefulSet", root::<apps::StatefulSet>),
