@@ -5,7 +5,11 @@ use std::fmt::Debug;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{NodePlan, PlanChange};
 
+pub mod fake;
 pub mod nftables;
+pub mod probe;
+#[cfg(any(test, feature = "strategies"))]
+pub mod strategies;
 
 /// One mode, for one family of one node. Deciding is pure; only `observe` and `apply` touch the kernel.
 pub trait Datapath {

@@ -32,6 +32,9 @@ pub mod repair;
 pub mod rule;
 pub mod walk;
 
+#[cfg(test)]
+mod tests;
+
 pub use apply::NftablesError;
 pub use change::Change;
 pub use observed::Observed;

@@ -3,8 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends there")]
 
+mod adoption;
+mod flows;
 mod net;
 mod plans;
+#[allow(dead_code, reason = "shared with the crate's own tests, which use all of it")]
+#[path = "../../src/strategies.rs"]
+mod strategies;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

@@ -1,0 +1,177 @@
+//! What this kernel and machine can do for a mode, found out before anything is changed. Each error says what to do.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::process::Command;
+
+/// The oldest kernel that is supported.
+pub const OLDEST_KERNEL: (u32, u32) = (6, 1);
+
+/// The oldest nft that is supported: what Debian 12 has.
+pub const OLDEST_NFT: (u32, u32, u32) = (1, 0, 6);
+
+/// Why a mode cannot be used here.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// The kernel is too old.
+    #[error("this kernel is {found}; signpost needs Linux {}.{} or newer: boot a newer one", OLDEST_KERNEL.0, OLDEST_KERNEL.1)]
+    OldKernel {
+        /// Its release.
+        found: String,
+    },
+    /// `nft` is not there.
+    #[error("{} is not installed: install the package nftables (apt-get install nftables), or choose another mode", .program.display())]
+    NoNft {
+        /// What was to be run.
+        program: OsString,
+    },
+    /// `nft` is too old, or says nothing that looks like a version.
+    #[error(
+        "{} says that it is {found:?}; signpost needs nft {}.{}.{} or newer: update the package nftables, or choose another \
+         mode", .program.display(), OLDEST_NFT.0, OLDEST_NFT.1, OLDEST_NFT.2
+    )]
+    OldNft {
+        /// What was run.
+        program: OsString,
+        /// What it said.
+        found: String,
+    },
+    /// This process may not change rules.
+    #[error(
+        "this process may not change the kernel's packet rules: run it as root, or with CAP_NET_ADMIN in its network namespace"
+    )]
+    NotPermitted,
+    /// The kernel has no nf_tables, or not all of it.
+    #[error(
+        "this kernel's nf_tables lacks what the mode needs ({said}): load the modules nf_tables, nft_nat, nft_numgen and nft_reject, or choose another mode"
+    )]
+    NoNftables {
+        /// What nft said.
+        said: String,
+    },
+    /// Something could not be run or read.
+    #[error("cannot find out {what}: {source}")]
+    Io {
+        /// What was to be found out.
+        what: &'static str,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Whether the mode nftables works here. Changes nothing: what it tries with the kernel is checked, not carried out.
+///
+/// # Errors
+/// The first thing that is missing.
+pub fn nftables(nft: &OsStr) -> Result<(), ProbeError> {
+    kernel()?;
+    let said = run(nft, &["--version"], "nft's version")?;
+    let found = said.stdout.trim().to_owned();
+    if version(&found).is_none_or(|version| version < OLDEST_NFT) {
+        return Err(ProbeError::OldNft { program: nft.to_owned(), found });
+    }
+    // A table of another name, with one of each thing that ours has; `--check` leaves it at that.
+    const TRY: &str = "table ip signpost-probe { map m { typeof ip daddr . udp dport . numgen random mod 2 : ip daddr . \
+        udp dport; }; chain c { type nat hook output priority -100; dnat ip to ip daddr . udp dport . numgen random mod 2 map @m; \
+        reject with icmp type port-unreachable; }; chain p { type nat hook postrouting priority 100; masquerade fully-random; }; }";
+    let said = run(nft, &["--check", TRY], "what the kernel's nf_tables can do")?;
+    if said.is_success {
+        Ok(())
+    } else if said.stderr.contains("Operation not permitted") {
+        Err(ProbeError::NotPermitted)
+    } else {
+        let first = said.stderr.lines().next().unwrap_or("no reason given");
+        Err(ProbeError::NoNftables { said: first.to_owned() })
+    }
+}
+
+/// Whether the kernel is new enough.
+///
+/// # Errors
+/// It is older, or does not say.
+pub fn kernel() -> Result<(), ProbeError> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map_err(|source| ProbeError::Io { what: "the kernel's version", source })?;
+    let found = release.trim().to_owned();
+    if is_new_enough(&found) { Ok(()) } else { Err(ProbeError::OldKernel { found }) }
+}
+
+fn is_new_enough(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= OLDEST_KERNEL)
+}
+
+/// The three numbers of `nftables v1.0.6 (Lester Gooch #5)`.
+fn version(said: &str) -> Option<(u32, u32, u32)> {
+    let text = said.split_whitespace().find_map(|word| word.strip_prefix('v'))?;
+    let mut numbers = text.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??, numbers.next().flatten().unwrap_or_default()))
+}
+
+struct Said {
+    is_success: bool,
+    stdout: String,
+    stderr: String,
+}
+
+fn run(nft: &OsStr, arguments: &[&str], what: &'static str) -> Result<Said, ProbeError> {
+    let output =
+        Command::new(nft).args(arguments).env("LC_ALL", "C").output().map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => ProbeError::NoNft { program: nft.to_owned() },
+            _ => ProbeError::Io { what, source },
+        })?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Said { is_success: output.status.success(), stdout: text(output.stdout), stderr: text(output.stderr) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_nft_writes_them() {
+        assert_eq!(version("nftables v1.0.6 (Lester Gooch #5)"), Some((1, 0, 6)));
+        assert_eq!(version("nftables v1.1"), Some((1, 1, 0)));
+        assert_eq!(version("iptables"), None);
+        assert!(is_new_enough("6.1.0-40-amd64") && is_new_enough("10.0") && is_new_enough("6.18.44-fc"));
+        assert!(!is_new_enough("5.15.0") && !is_new_enough("6.0.9") && !is_new_enough("") && !is_new_enough("six.one"));
+    }
+
+    #[test]
+    fn a_missing_nft_says_what_to_install() {
+        let error = nftables(OsStr::new("/nowhere/nft")).unwrap_err();
+        assert!(matches!(error, ProbeError::NoNft { .. }), "{error}");
+        assert!(error.to_string().contains("apt-get install nftables"), "{error}");
+    }
+
+    #[test]
+    fn an_nft_that_is_too_old_or_refuses_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let pretend = |name: &str, script: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            nftables(path.as_os_str()).unwrap_err()
+        };
+        let new = "[ $1 = --version ] && echo nftables v9.0.0 && exit;";
+        assert!(matches!(pretend("old", "echo nftables v1.0.2"), ProbeError::OldNft { .. }));
+        let error = pretend("denied", &format!("{new} echo 'Error: Operation not permitted' >&2; exit 1"));
+        assert!(matches!(error, ProbeError::NotPermitted), "{error}");
+        let error = pretend("lacking", &format!("{new} echo 'Error: No such file or directory' >&2; exit 1"));
+        assert!(matches!(error, ProbeError::NoNftables { .. }), "{error}");
+    }
+
+    #[test]
+    fn this_machine_can_do_it() {
+        // Only checked, but still: in a network namespace of its own, not in the machine's.
+        std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("needs root");
+            nftables(OsStr::new("nft")).unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+}
