@@ -109,3 +109,68 @@ fn event(malformed: &Malformed, component: &str, node: &str, now: Timestamp) -> 
         ..Event::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::Router;
+    use axum::http::StatusCode;
+    use axum::response::IntoResponse;
+
+    use super::*;
+    use crate::malformed::{self, FieldProblem, Problem};
+
+    fn malformed(name: &str, value: i64) -> Malformed {
+        let text = |text: &str| text.into();
+        let object = malformed::ObjectReference {
+            api_version: "v1",
+            kind: "Service",
+            namespace: text("shop"),
+            name: text(name),
+            uid: text("u-1"),
+        };
+        let problem =
+            FieldProblem { field: "spec.ports[0].port".to_owned(), problem: Problem::PortOutOfRange { value } };
+        Malformed { object, problems: vec![problem] }
+    }
+
+    #[tokio::test]
+    async fn a_problem_is_told_once_and_under_a_name_that_every_node_gives_it() {
+        let posted = Arc::new(Mutex::new(Vec::<Event>::new()));
+        let seen = posted.clone();
+        let router = Router::new().fallback(move |body: String| {
+            let seen = seen.clone();
+            async move {
+                let event: Event = serde_json::from_str(&body).unwrap();
+                let mut seen = seen.lock().unwrap();
+                seen.push(event.clone());
+                // The second is one that another node told before.
+                let status = if seen.len() == 2 { StatusCode::CONFLICT } else { StatusCode::CREATED };
+                (status, serde_json::to_string(&event).unwrap()).into_response()
+            }
+        });
+        let client = Client::new(router, "default");
+        for node in ["n1", "n2"] {
+            let reporter = Reporter::start(client.clone(), "signpost-node", node);
+            for _ in 0..3 {
+                reporter.report(malformed("web", 70_000));
+            }
+            if node == "n2" {
+                reporter.report(malformed("web", 0));
+            }
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while posted.lock().unwrap().len() < 3 {
+            assert!(Instant::now() < deadline, "three events were to come: {:?}", posted.lock().unwrap());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let posted = posted.lock().unwrap();
+        let names: Vec<&str> = posted.iter().map(|event| event.metadata.name.as_deref().unwrap()).collect();
+        assert_eq!(names[0], names[1]);
+        assert_ne!(names[0], names[2]);
+        assert_eq!(posted[0].message.as_deref(), Some("spec.ports[0].port: 70000 is not in 1-65535; ignored"));
+        assert_eq!(posted[0].involved_object.name.as_deref(), Some("web"));
+        assert_eq!(posted[0].metadata.namespace.as_deref(), Some("shop"));
+    }
+}

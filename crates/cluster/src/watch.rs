@@ -97,3 +97,6 @@ pub fn watch(client: Client, nodes: &NodeScope) -> impl Stream<Item = Observed> 
 
 /// After so long without a word of the server (it sends a bookmark every minute), the connection is taken for dead.
 const SILENCE: Duration = Duration::from_secs(150);
+
+#[cfg(test)]
+mod tests;
