@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{NodePlan, PlanChange};
 
+pub mod conntrack;
 pub mod fake;
 pub mod nftables;
 pub mod probe;

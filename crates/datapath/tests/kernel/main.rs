@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends there")]
 
 mod adoption;
+mod conntrack;
 mod flows;
 mod net;
 mod plans;
