@@ -40,6 +40,13 @@ pub enum TypeError {
         /// The Go type.
         expected: &'static str,
     },
+    /// A value of a field has another type; the text is that of the converter which reads merged maps, and names no
+    /// field.
+    #[error("{problem}")]
+    Converted {
+        /// `cannot convert int64 to string`, `unrecognized type: int32`, `cannot restore slice from string`.
+        problem: String,
+    },
     /// No quantity.
     #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
     Quantity,
@@ -65,11 +72,34 @@ pub enum TypeError {
 /// The first value that does not fit. The real server answers 400 with
 /// `KIND in version "VERSION" cannot be handled as a KIND: ` before the text.
 pub fn check_types(gvk: &Gvk, object: &Value) -> Result<(), TypeError> {
+    check(gvk, object, Voice::Decoder)
+}
+
+/// As [`check_types`], for what a strategic merge patch has made: the real server reads that by another way, whose texts
+/// differ (and name no field).
+///
+/// # Errors
+/// The first value that does not fit. The real server answers 422 with
+/// ` "" is invalid: patch: Invalid value: "PATCH": ` before the text, PATCH as [`super::go_print`] prints it.
+pub fn check_merged_types(gvk: &Gvk, object: &Value) -> Result<(), TypeError> {
+    check(gvk, object, Voice::Converter)
+}
+
+/// Whose texts are told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Voice {
+    /// The decoder of JSON.
+    Decoder,
+    /// The converter from maps.
+    Converter,
+}
+
+fn check(gvk: &Gvk, object: &Value, voice: Voice) -> Result<(), TypeError> {
     let Some(root) = schemas().of(gvk) else { return Ok(()) };
     if !object.is_object() {
         return Err(TypeError::NotAnObject { found: type_name(object), kind: schemas()[root].go_name().into() });
     }
-    Checker { structure: root, path: vec![] }.structure(root, object)
+    Checker { voice, structure: root, path: vec![] }.structure(root, object)
 }
 
 fn type_name(value: &Value) -> &'static str {
@@ -84,6 +114,7 @@ fn type_name(value: &Value) -> &'static str {
 }
 
 struct Checker<'a> {
+    voice: Voice,
     structure: StructId,
     path: Vec<&'a str>,
 }
@@ -119,29 +150,59 @@ impl<'a> Checker<'a> {
             }
             (Shape::Int32, Value::Number(number)) => match fits_int32(number) {
                 true => Ok(()),
-                false => Err(self.misfit(shape, go_type, format!("number {number}"))),
+                false => Err(self.misfit(shape, go_type, value)),
             },
             (Shape::Int64, Value::Number(number)) => match number.is_i64() {
                 true => Ok(()),
-                false => Err(self.misfit(shape, go_type, format!("number {number}"))),
+                false => Err(self.misfit(shape, go_type, value)),
             },
             (Shape::IntOrString, value) => int_or_string(value),
             (Shape::Quantity, value) => quantity(value),
             (Shape::Time, value) => time(value, "2006-01-02T15:04:05Z07:00"),
             (Shape::MicroTime, value) => time(value, "2006-01-02T15:04:05.000000Z07:00"),
             (Shape::Bytes, Value::String(text)) => bytes(text),
-            (shape, value) => Err(self.misfit(shape, go_type, type_name(value).into())),
+            (shape, value) => Err(self.misfit(shape, go_type, value)),
         }
     }
 
-    fn misfit(&self, shape: &Shape, go_type: Option<&str>, found: String) -> TypeError {
+    fn misfit(&self, shape: &Shape, go_type: Option<&str>, value: &Value) -> TypeError {
+        let expected = go_type.map_or_else(|| go_name(shape), str::to_owned);
+        if self.voice == Voice::Converter {
+            return TypeError::Converted { problem: unconverted(shape, &expected, value) };
+        }
         let structure = schemas()[self.structure].go_name();
+        let found = match (shape, value) {
+            (Shape::Int32 | Shape::Int64, Value::Number(number)) => format!("number {number}"),
+            (_, value) => type_name(value).into(),
+        };
         TypeError::Field {
             found,
             structure: structure.rsplit('.').next().unwrap_or(structure).into(),
             path: self.path.join("."),
-            expected: go_type.map_or_else(|| go_name(shape), str::to_owned),
+            expected,
         }
+    }
+}
+
+/// What the converter from maps says of a value that does not fit.
+fn unconverted(shape: &Shape, expected: &str, value: &Value) -> String {
+    let found = match value {
+        Value::Null => "invalid",
+        Value::Bool(_) => "bool",
+        Value::Number(number) if number.is_f64() => "float64",
+        Value::Number(_) => "int64",
+        Value::String(_) => "string",
+        Value::Array(_) => "slice",
+        Value::Object(_) => "map",
+    };
+    match (shape, value) {
+        (Shape::List(_) | Shape::Bytes, _) => format!("cannot restore slice from {found}"),
+        (Shape::Map(_) | Shape::AnyObject, _) => format!("cannot restore map from {found}"),
+        (Shape::Struct(_), _) => format!("cannot restore struct from: {found}"),
+        (Shape::Int32 | Shape::Int64, Value::Number(_)) => format!("cannot convert {found} to {expected}"),
+        (Shape::String, Value::Number(number)) if !number.is_f64() => format!("cannot convert {found} to {expected}"),
+        (Shape::String, _) => "unrecognized type: string".into(),
+        _ => format!("unrecognized type: {expected}"),
     }
 }
 
@@ -291,6 +352,25 @@ mod tests {
         let limit = container(json!({ "resources": { "limits": { "cpu": "much" } } }));
         assert!(text("apps/v1", "Deployment", limit).starts_with("quantities must match the regular expression"));
         assert_eq!(text("v1", "Secret", json!({ "data": { "a": "abc-" } })), "illegal base64 data at input byte 3");
+    }
+
+    #[test]
+    fn misfits_after_a_merge_are_told_as_the_real_servers_converter_tells_them() {
+        let cases = [
+            (json!({ "spec": { "replicas": "two" } }), "unrecognized type: int32"),
+            (json!({ "spec": { "replicas": 1.5 } }), "cannot convert float64 to int32"),
+            (json!({ "spec": { "paused": 1 } }), "unrecognized type: bool"),
+            (json!({ "metadata": { "labels": { "a": 1 } } }), "cannot convert int64 to string"),
+            (json!({ "metadata": { "labels": { "a": true } } }), "unrecognized type: string"),
+            (json!({ "metadata": { "labels": ["a"] } }), "cannot restore map from slice"),
+            (json!({ "spec": { "strategy": { "type": 1 } } }), "cannot convert int64 to v1.DeploymentStrategyType"),
+            (json!({ "spec": { "template": "x" } }), "cannot restore struct from: string"),
+            (json!({ "metadata": { "finalizers": {} } }), "cannot restore slice from map"),
+        ];
+        for (object, expected) in cases {
+            let error = check_merged_types(&Gvk::new("apps", "v1", "Deployment"), &object).unwrap_err();
+            assert_eq!(error.to_string(), expected, "{object}");
+        }
     }
 
     #[test]

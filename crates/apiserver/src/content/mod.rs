@@ -13,6 +13,7 @@
 //! The handlers call these in that order; nothing here knows a store, a request or a user.
 
 mod check;
+mod go_print;
 mod openapi;
 mod patch;
 mod protobuf;
@@ -23,7 +24,8 @@ mod sample;
 pub mod schema;
 mod strict;
 
-pub use check::{TypeError, check_types};
+pub use check::{TypeError, check_merged_types, check_types};
+pub use go_print::go_print;
 pub use openapi::{Document, openapi_v3, openapi_v3_index};
 pub use patch::{PatchError, strategic_merge};
 pub use protobuf::{ProtobufError, decode_protobuf};

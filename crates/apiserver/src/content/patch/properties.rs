@@ -142,7 +142,7 @@ fn list_difference(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
     fn the_patch_of_a_difference_leads_to_the_target_and_again(

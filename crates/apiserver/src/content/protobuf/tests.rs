@@ -190,6 +190,8 @@ fn numbers_keep_their_sign_and_lists_may_be_packed() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
     #[test]
     fn random_bytes_never_panic(kind in 0..100_usize, bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let kinds = sample::kinds();
