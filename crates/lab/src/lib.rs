@@ -12,6 +12,7 @@ pub mod cgroup;
 pub mod echo;
 pub mod error;
 pub mod images;
+pub mod kubelet;
 pub mod netns;
 pub mod network;
 pub mod sandbox;

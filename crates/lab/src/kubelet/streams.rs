@@ -1,0 +1,260 @@
+//! Answers exec and logs of pods: the API carries the bytes, here they come from and go to the pod's programs.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use nix::fcntl::{OFlag, open};
+use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use signpost_apiserver::pod_streams::{ContainerRef, ExecRequest, LogOptions, PodStreamError, PodStreams};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::{Entry, Handle, Inside, Shared, logs};
+use crate::sandbox::{Program, Start};
+use crate::sys;
+
+pub(super) struct Streams {
+    pub shared: Arc<Shared>,
+}
+
+impl PodStreams for Streams {
+    fn logs(
+        &self,
+        container: ContainerRef,
+        options: LogOptions,
+    ) -> BoxFuture<'_, Result<BoxStream<'static, io::Result<Bytes>>, PodStreamError>> {
+        Box::pin(async move {
+            let entry = self.entry(&container)?;
+            let (_, name, handle) = inside(&entry, &container)?;
+            let unavailable = |reason: String| PodStreamError::NotRunning {
+                pod: container.pod.clone(),
+                container: name.to_owned(),
+                reason,
+            };
+            let (run, running) =
+                handle.log.get().ok_or_else(|| unavailable("it has not been started yet".to_owned()))?;
+            let (run, running) = match options.previous {
+                false => (run, running),
+                true => {
+                    let before = run.checked_sub(1);
+                    (before.ok_or_else(|| unavailable("it has not been restarted".to_owned()))?, None)
+                }
+            };
+            logs::read(logs::path(&handle.folder, run), options, running)
+                .map_err(|error| unavailable(format!("its log cannot be read: {error}")))
+        })
+    }
+
+    fn exec(&self, request: ExecRequest) -> BoxFuture<'_, Result<i32, PodStreamError>> {
+        Box::pin(async move {
+            let container = request.container.clone();
+            let entry = self.entry(&container)?;
+            let (inside, _, handle) = inside(&entry, &container)?;
+            let program = request.command.first().cloned().unwrap_or_default();
+            let mut start = Start { argv: request.command.clone(), ..handle.template.clone() };
+            let failed = |source| PodStreamError::Start { program: program.clone(), source };
+            if request.terminal.is_some() {
+                start.env.push(("TERM".to_owned(), "xterm".to_owned()));
+                with_terminal(inside, start, request).await.map_err(failed)
+            } else {
+                with_pipes(inside, start, request).await.map_err(failed)
+            }
+        })
+    }
+}
+
+impl Streams {
+    fn entry(&self, container: &ContainerRef) -> Result<Arc<Entry>, PodStreamError> {
+        self.shared.find(&container.namespace, &container.pod).ok_or_else(|| PodStreamError::NotRunning {
+            pod: container.pod.clone(),
+            container: container.container.clone().unwrap_or_default(),
+            reason: "the pod runs on no node of the lab".to_owned(),
+        })
+    }
+}
+
+fn inside<'a>(
+    entry: &'a Entry,
+    container: &'a ContainerRef,
+) -> Result<(&'a Inside, &'a str, &'a Handle), PodStreamError> {
+    let refuse = |name: &str, reason: &str| PodStreamError::NotRunning {
+        pod: entry.name.clone(),
+        container: name.to_owned(),
+        reason: reason.to_owned(),
+    };
+    let Some(inside) = entry.inside.get() else {
+        let name = container.container.as_deref().unwrap_or_default();
+        return Err(refuse(name, "the pod has no sandbox: it is being made, or the pod is a light one"));
+    };
+    let name = container.container.as_deref().unwrap_or(&inside.first);
+    let handle = inside.containers.get(name);
+    Ok((inside, name, handle.ok_or_else(|| refuse(name, "it cannot run; `kubectl describe pod` tells why"))?))
+}
+
+async fn with_pipes(inside: &Inside, start: Start, request: ExecRequest) -> io::Result<i32> {
+    let mut copying = JoinSet::new();
+    let input = match request.stdin {
+        None => File::open("/dev/null")?.into(),
+        Some(from) => {
+            let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+            let write = pipe::Sender::from_owned_fd(write)?;
+            tokio::spawn(copy(from, write)); // ends with its program, which may well leave input unread
+            read
+        }
+    };
+    let mut output = |to: Option<Box<dyn AsyncWrite + Send + Unpin>>| -> io::Result<OwnedFd> {
+        let Some(to) = to else { return Ok(File::options().write(true).open("/dev/null")?.into()) };
+        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        copying.spawn(copy(pipe::Receiver::from_owned_fd(read)?, to));
+        Ok(write)
+    };
+    let streams = [input, output(request.stdout)?, output(request.stderr)?];
+    let program = Ending(Some(inside.sandbox.start_program(start, streams).await?));
+    let code = program.exit().await;
+    while copying.join_next().await.is_some() {}
+    Ok(code)
+}
+
+async fn with_terminal(inside: &Inside, start: Start, request: ExecRequest) -> io::Result<i32> {
+    let (ours, theirs) = open_terminal()?;
+    let sizes = request.terminal;
+    if let Some(sizes) = &sizes {
+        let (columns, rows) = *sizes.borrow();
+        sys::set_terminal_size(&ours, columns, rows)?;
+    }
+    let start = Start { terminal: true, ..start };
+    let streams = [theirs.try_clone()?, theirs.try_clone()?, theirs];
+    let program = Ending(Some(inside.sandbox.start_program(start, streams).await?));
+    let terminal = Arc::new(sys::watch(ours)?);
+    let mut side = JoinSet::new();
+    if let Some(from) = request.stdin {
+        side.spawn(copy(from, Terminal(terminal.clone())));
+    }
+    if let Some(sizes) = sizes {
+        side.spawn(resize(terminal.clone(), sizes));
+    }
+    if let Some(to) = request.stdout {
+        // EIO: the last of those who had the terminal open is gone. All of their output was read by then.
+        copy(Terminal(terminal), to).await;
+    }
+    Ok(program.exit().await)
+}
+
+/// A terminal: our side and the program's.
+pub(crate) fn open_terminal() -> io::Result<(OwnedFd, OwnedFd)> {
+    let ours = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    let name = ptsname_r(&ours)?;
+    let theirs = open(name.as_str(), OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC, Mode::empty())?;
+    Ok((ours.into(), theirs))
+}
+
+async fn resize(terminal: Arc<tokio::io::unix::AsyncFd<OwnedFd>>, mut sizes: watch::Receiver<(u16, u16)>) {
+    while sizes.changed().await.is_ok() {
+        let (columns, rows) = *sizes.borrow_and_update();
+        if let Err(error) = sys::set_terminal_size(terminal.get_ref(), columns, rows) {
+            tracing::debug!(%error, "terminal keeps its size");
+        }
+    }
+}
+
+/// Copies until either side ends; both are closed then.
+async fn copy(mut from: impl AsyncRead + Send + Unpin, mut to: impl AsyncWrite + Send + Unpin) {
+    let mut buffer = vec![0; 32 * 1024];
+    loop {
+        match from.read(&mut buffer).await {
+            Ok(0) | Err(_) => break,
+            Ok(length) => {
+                if to.write_all(&buffer[..length]).await.is_err() || to.flush().await.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+    // The other side may be gone: then there is nothing to end.
+    let _ = to.shutdown().await;
+}
+
+/// A program that is ended when nobody waits for it any more.
+struct Ending(Option<Program>);
+
+impl Ending {
+    async fn exit(mut self) -> i32 {
+        let Some(program) = &self.0 else { return 0 };
+        let code = program.exit().await.code();
+        self.0 = None;
+        code
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(program) = self.0.take() {
+            tokio::spawn(async move {
+                // The pod may have ended meanwhile.
+                let _ = program.signal(Signal::SIGHUP, true).await;
+                let _ = program.signal(Signal::SIGKILL, true).await;
+            });
+        }
+    }
+}
+
+/// Our side of a terminal, for reading and writing.
+struct Terminal(Arc<tokio::io::unix::AsyncFd<OwnedFd>>);
+
+impl AsyncRead for Terminal {
+    fn poll_read(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+        buffer: &mut tokio::io::ReadBuf<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        loop {
+            let mut ready = std::task::ready!(self.0.poll_read_ready(context))?;
+            let unfilled = buffer.initialize_unfilled();
+            match ready.try_io(|fd| Ok(nix::unistd::read(fd.get_ref(), unfilled)?)) {
+                Ok(result) => {
+                    buffer.advance(result?);
+                    return std::task::Poll::Ready(Ok(()));
+                }
+                Err(_would_block) => continue,
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Terminal {
+    fn poll_write(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+        data: &[u8],
+    ) -> std::task::Poll<io::Result<usize>> {
+        loop {
+            let mut ready = std::task::ready!(self.0.poll_write_ready(context))?;
+            match ready.try_io(|fd| Ok(nix::unistd::write(fd.get_ref(), data)?)) {
+                Ok(result) => return std::task::Poll::Ready(result),
+                Err(_would_block) => continue,
+            }
+        }
+    }
+
+    fn poll_flush(self: std::pin::Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+}
