@@ -9,20 +9,26 @@
 //! ```
 
 pub mod cgroup;
+pub mod daemon;
 pub mod echo;
 pub mod error;
 pub mod images;
 pub mod kubelet;
+pub mod lab;
 pub mod netns;
 pub mod network;
+mod nodes;
 pub mod sandbox;
 pub mod scenario;
 pub mod spawner;
 pub mod spec;
+pub mod state;
 pub mod sys;
 pub mod topology;
 
+pub use daemon::Daemon;
 pub use error::LabError;
+pub use lab::Lab;
 pub use netns::Netns;
 pub use spec::{Families, LabSpec, NodeSpec, Place, SpecError};
 pub use topology::Topology;

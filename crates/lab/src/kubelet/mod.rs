@@ -7,9 +7,9 @@
 //!   └──────────── status, events ◀────────────┘
 //! ```
 //!
-//! **Light pods**, with the annotation `lab.signpost.io/light: "true"`, are for scenarios: no process, no sandbox, only
+//! **Light pods**, with the annotation `lab.signpost.dev/light: "true"`, are for scenarios: no process, no sandbox, only
 //! a network namespace in which echo servers listen as the pod's containers of image `signpost/echo` say. The
-//! annotations `lab.signpost.io/ready: "false"` and `lab.signpost.io/listening: "false"` switch their readiness and
+//! annotations `lab.signpost.dev/ready: "false"` and `lab.signpost.dev/listening: "false"` switch their readiness and
 //! their listening sockets, also later. A light pod that is deleted serves until the end of its grace period.
 
 mod command;
@@ -47,11 +47,11 @@ use crate::sandbox::{Sandbox, Start};
 use crate::spawner::Spawner;
 
 /// The annotation of light pods.
-pub const LIGHT: &str = "lab.signpost.io/light";
+pub const LIGHT: &str = "lab.signpost.dev/light";
 /// The annotation that switches a light pod's readiness.
-pub const READY: &str = "lab.signpost.io/ready";
+pub const READY: &str = "lab.signpost.dev/ready";
 /// The annotation that switches a light pod's listening sockets.
-pub const LISTENING: &str = "lab.signpost.io/listening";
+pub const LISTENING: &str = "lab.signpost.dev/listening";
 
 /// What all pods need.
 pub struct Context {
@@ -71,8 +71,6 @@ pub struct Context {
     pub cgroup: Cgroup,
     /// The nodes' names; the first is node 1.
     pub nodes: Vec<String>,
-    /// What pods must not see.
-    pub masks: Vec<PathBuf>,
     /// The cluster's name service.
     pub dns: Option<IpAddr>,
     /// The cluster address of the Service `kubernetes`.

@@ -16,10 +16,11 @@ use super::events::{Kind, tell};
 use super::pod::{Attachment, Worker};
 use super::probes::Target;
 use super::status::{ContainerView, Phase, RestartPolicy, restart_policy};
-use super::{Handle, Inside, RETRY, hosts};
+use super::{Context, Handle, Inside, RETRY, hosts};
 use crate::cgroup::Cgroup;
 use crate::images::{Image, unmapped};
 use crate::sandbox::{Sandbox, Start, View};
+use crate::state as labs;
 
 pub(super) async fn run(mut worker: Worker, pod: Arc<Pod>) {
     let Some(attachment) = worker.attach().await else {
@@ -94,9 +95,16 @@ fn view(worker: &Worker, pod: &Pod, attachment: &Attachment, root: PathBuf) -> V
         hostname: hosts::hostname(pod),
         hosts: hosts::hosts(pod, &attachment.addresses),
         resolv_conf: hosts::resolv_conf(pod, context.dns),
-        masks: context.masks.clone(),
+        masks: masks(context),
         programs,
     }
+}
+
+/// The state of every lab of this machine. What is in `/run` no pod sees anyway.
+fn masks(context: &Context) -> Vec<PathBuf> {
+    let mut masks: Vec<PathBuf> = labs::records().into_iter().map(|record| record.dir).collect();
+    masks.push(context.state.clone());
+    masks
 }
 
 fn all_containers(pod: &Pod) -> impl Iterator<Item = &Container> {

@@ -1,0 +1,453 @@
+//! A lab as a whole: starts its parts in order, waits for them, ends them.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use signpost_apiserver::{ApiConfig, ApiServer, TlsIdentity, Token};
+use signpost_controller::{ControllerOptions, Controllers};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::{Daemon, DaemonSpec};
+use crate::error::LabError;
+use crate::images::Images;
+use crate::kubelet::{self, Kubelet};
+use crate::netns::Netns;
+use crate::network::Network;
+use crate::nodes;
+use crate::spawner::Spawner;
+use crate::spec::{LabSpec, Place};
+use crate::state::{self, LabDir, NodeRecord, Record};
+use crate::topology::Topology;
+
+/// The kinds whose changes others act on: what [`Lab::settle`] waits for.
+const WATCHED: [&str; 10] = [
+    "Pod",
+    "Service",
+    "EndpointSlice",
+    "Node",
+    "ServiceCIDR",
+    "Deployment",
+    "ReplicaSet",
+    "StatefulSet",
+    "Endpoints",
+    "Namespace",
+];
+/// How long [`Lab::settle`] waits.
+const SETTLE: Duration = Duration::from_secs(20);
+/// How long a node daemon may take from its start to its first program.
+const START: Duration = Duration::from_secs(30);
+/// Between two looks at something that nobody announces.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A running lab. Dropped: it ends, at once and wholly.
+pub struct Lab {
+    // The order is that of dropping: whoever uses something goes before it.
+    daemons: Vec<Daemon>,
+    kubelet: Kubelet,
+    controllers: Controllers,
+    serving: JoinSet<()>,
+    shutdown: CancellationToken,
+    api: Arc<ApiServer>,
+    network: Arc<Network>,
+    record: Record,
+    dir: LabDir,
+}
+
+impl Lab {
+    /// Starts a lab; it is up when this returns: the API serves, nodes are ready, their daemons have programmed.
+    ///
+    /// # Errors
+    /// Each says what to do; nothing of the lab stays.
+    pub async fn start(spec: LabSpec) -> Result<Lab, LabError> {
+        Lab::start_telling(spec, |_| ()).await
+    }
+
+    /// Starts a lab and tells each step that is done.
+    ///
+    /// # Errors
+    /// As [`Lab::start`].
+    pub async fn start_telling(spec: LabSpec, tell: impl Fn(&str)) -> Result<Lab, LabError> {
+        spec.check()?;
+        check_machine()?;
+        let dir = LabDir::take(&spec.name, spec.dir.as_deref(), spec.durable)?;
+        let topology = Topology { families: spec.families, nodes: u8::try_from(spec.nodes.len()).unwrap_or(u8::MAX) };
+        let spawner = Spawner::start().map_err(|source| LabError::Start { what: "a thread".to_owned(), source })?;
+        let network = Arc::new(Network::build(&spawner, topology.clone()).await?);
+        tell(&format!("network: {} nodes, a router, an outside client", spec.nodes.len()));
+
+        let api = open_api(&spec, &topology, &dir).await?;
+        let shutdown = CancellationToken::new();
+        let (serving, access) = serve(&api, &network, &shutdown).await?;
+        let kubeconfig = access.write(&dir)?;
+        nodes::register(&api.client(), &spec, &topology).await?;
+        tell(&format!("API: {}", access.machine_url));
+
+        let kubelet = Kubelet::start(kubelet_context(&spec, &dir, &api, &network, &spawner)?);
+        api.set_pod_streams(kubelet.streams());
+        let stopping = shutdown.clone();
+        let controllers =
+            signpost_controller::run(
+                api.client(),
+                ControllerOptions::default(),
+                async move { stopping.cancelled().await },
+            );
+        let record = Record {
+            name: spec.name.clone(),
+            pid: std::process::id(),
+            dir: dir.path().to_owned(),
+            kubeconfig,
+            api: access.machine_url.clone(),
+            families: spec.families,
+            mode: spec.mode.clone(),
+            nodes: (1..)
+                .zip(&spec.nodes)
+                .map(|(n, node)| NodeRecord { name: node.name.clone(), addresses: topology.node(n) })
+                .collect(),
+            outside: topology.outside(),
+        };
+        let daemons = daemons(&spec, &dir, &network, &spawner)?;
+        let lab = Lab { daemons, kubelet, controllers, serving, shutdown, api, network, record, dir };
+        for daemon in &lab.daemons {
+            daemon.start().await?;
+        }
+        lab.dir.publish(&lab.record)?;
+        lab.settle_within(START).await?;
+        tell(&format!("nodes: {} ready, their daemons have programmed", spec.nodes.len()));
+        Ok(lab)
+    }
+
+    /// A client to the API, in process.
+    pub fn client(&self) -> kube::Client {
+        self.api.client()
+    }
+
+    /// The API.
+    pub fn api(&self) -> &Arc<ApiServer> {
+        &self.api
+    }
+
+    /// The lab's map.
+    pub fn topology(&self) -> &Topology {
+        &self.network.topology
+    }
+
+    /// What the lab says about itself.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Where the lab's process is asked things.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.socket()
+    }
+
+    pub(crate) fn kubelet(&self) -> &Kubelet {
+        &self.kubelet
+    }
+
+    pub(crate) fn cgroup(&self) -> &crate::cgroup::Cgroup {
+        self.dir.cgroup()
+    }
+
+    /// The network namespace of a place.
+    ///
+    /// # Errors
+    /// There is no such place, or it is a pod that has no network yet.
+    pub fn namespace_of(&self, place: &Place) -> Result<Netns, LabError> {
+        let found = match place {
+            Place::Router => Some(self.network.router.clone()),
+            Place::Outside => Some(self.network.outside.clone()),
+            Place::Node(name) => self.node_index(name).map(|index| self.network.nodes[index].clone()),
+            Place::Pod(namespace, name) => self.kubelet.namespace_of(namespace, name),
+        };
+        found.ok_or_else(|| LabError::NoSuchPlace { place: place.clone() })
+    }
+
+    /// The daemon of a node.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn daemon(&self, node: &str) -> Result<&Daemon, LabError> {
+        let found = self.daemons.iter().find(|daemon| daemon.node() == node);
+        found.ok_or_else(|| LabError::NoSuchPlace { place: Place::Node(node.to_owned()) })
+    }
+
+    /// All nodes' daemons.
+    pub fn daemons(&self) -> &[Daemon] {
+        &self.daemons
+    }
+
+    /// Cuts (`up: false`) or mends the link of a node to the node segment.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub async fn set_link(&self, node: &str, up: bool) -> Result<(), LabError> {
+        let index = self.node_index(node);
+        let n = index.and_then(|index| u8::try_from(index + 1).ok());
+        let n = n.ok_or_else(|| LabError::NoSuchPlace { place: Place::Node(node.to_owned()) })?;
+        let set = self.network.set_link(n, up).await;
+        set.map_err(|source| LabError::Network { what: format!("node {node}"), source })
+    }
+
+    /// Waits until all that the API holds now has taken effect: pods run and show it, controllers have nothing left to
+    /// do, every living node daemon has programmed its kernel.
+    ///
+    /// # Errors
+    /// It took too long: says what is missing. A daemon ended by itself.
+    pub async fn settle(&self) -> Result<(), LabError> {
+        self.settle_within(SETTLE).await
+    }
+
+    async fn settle_within(&self, limit: Duration) -> Result<(), LabError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let revisions = self.revisions();
+            let missing = match self.missing(&revisions).await? {
+                None if revisions == self.revisions() => return Ok(()),
+                None => "the objects keep changing".to_owned(),
+                Some(missing) => missing,
+            };
+            if Instant::now() > deadline {
+                return Err(LabError::Deadline { waited: limit, missing });
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    fn revisions(&self) -> BTreeMap<String, u64> {
+        WATCHED.iter().map(|kind| ((*kind).to_owned(), self.api.revision(kind))).collect()
+    }
+
+    /// What has not yet taken effect of the objects of these revisions.
+    async fn missing(&self, revisions: &BTreeMap<String, u64>) -> Result<Option<String>, LabError> {
+        let (seen, pods) = (self.kubelet.seen(), revisions["Pod"]);
+        if seen < pods {
+            return Ok(Some(format!("the kubelet is at revision {seen} of pods, not {pods}")));
+        }
+        let busy = self.kubelet.busy();
+        if !busy.is_empty() {
+            return Ok(Some(format!("pods that change: {}", busy.join(", "))));
+        }
+        if !self.controllers.progress().settled(revisions) {
+            return Ok(Some(format!(
+                "controllers have seen {:?} of {revisions:?}",
+                self.controllers.progress().seen()
+            )));
+        }
+        for daemon in &self.daemons {
+            let Some(programmed) = daemon.programmed().await? else { continue };
+            for kind in ["Service", "EndpointSlice", "Node", "ServiceCIDR"] {
+                let (has, wanted) = (programmed.get(kind).copied(), revisions[kind]);
+                if has.is_none_or(|has| has < wanted) {
+                    let node = daemon.node();
+                    return Ok(Some(format!("node {node} has programmed revision {has:?} of {kind}, not {wanted}")));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn node_index(&self, name: &str) -> Option<usize> {
+        self.record.nodes.iter().position(|node| node.name == name)
+    }
+
+    /// Ends the lab: daemons, pods, API, namespaces, files.
+    ///
+    /// # Errors
+    /// Something of it stays: says what.
+    pub async fn stop(self) -> Result<(), LabError> {
+        let Lab { daemons, kubelet, controllers, mut serving, shutdown, api, network, record: _, dir } = self;
+        shutdown.cancel();
+        // Nothing has to be tidied up by anybody: what they would tidy goes with the namespaces.
+        drop(daemons);
+        kubelet.stop().await;
+        controllers.stopped().await;
+        serving.shutdown().await;
+        drop(api);
+        drop(network);
+        match tokio::task::spawn_blocking(move || dir.remove()).await {
+            Ok(removed) => removed,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        }
+    }
+}
+
+/// Root, and the programs that a lab runs.
+fn check_machine() -> Result<(), LabError> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(LabError::NotRoot);
+    }
+    for (tool, package) in [("ip", "iproute2"), ("nft", "nftables")] {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let found = std::env::split_paths(&path).any(|folder| folder.join(tool).is_file());
+        if !found {
+            return Err(LabError::MissingTool { tool, package });
+        }
+    }
+    Ok(())
+}
+
+async fn open_api(spec: &LabSpec, topology: &Topology, dir: &LabDir) -> Result<Arc<ApiServer>, LabError> {
+    let config = ApiConfig {
+        dir: spec.durable.then(|| dir.objects()),
+        service_cidrs: topology.service_cidrs(),
+        advertise: topology.api(),
+        ..ApiConfig::default()
+    };
+    ApiServer::open(config).await.map_err(|error| LabError::Api(Box::new(error)))
+}
+
+/// How the API is reached.
+struct Access {
+    identity: TlsIdentity,
+    token: Token,
+    machine_url: String,
+    inside_url: String,
+}
+
+impl Access {
+    /// Writes the kubeconfigs; gives the path of kubectl's.
+    fn write(&self, dir: &LabDir) -> Result<PathBuf, LabError> {
+        let path = dir.path().join("kubeconfig");
+        let text = |url: &str| signpost_apiserver::kubeconfig(url, &self.identity, &self.token);
+        state::write_private(&path, &text(&self.machine_url))?;
+        let nodes = dir.path().join("nodes");
+        std::fs::create_dir_all(&nodes).map_err(LabError::state("create the directory", &nodes))?;
+        state::write_private(&node_kubeconfig(dir), &text(&self.inside_url))?;
+        Ok(path)
+    }
+}
+
+fn node_kubeconfig(dir: &LabDir) -> PathBuf {
+    dir.path().join("nodes").join("kubeconfig")
+}
+
+/// Serves the API on the machine's loopback and at the router's addresses.
+async fn serve(
+    api: &Arc<ApiServer>,
+    network: &Network,
+    shutdown: &CancellationToken,
+) -> Result<(JoinSet<()>, Access), LabError> {
+    let topology = &network.topology;
+    let mut addresses = topology.router();
+    addresses.extend(topology.service_cidrs().iter().filter_map(first_host));
+    let identity = TlsIdentity::generate(&addresses, &[]).map_err(|error| LabError::Api(Box::new(error)))?;
+    let token = Token::generate();
+    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let machine = listen(loopback, None)?;
+    let port = machine.local_addr().map_err(|source| LabError::Listen { address: loopback, source })?.port();
+    let mut listeners = vec![machine];
+    for address in topology.api() {
+        listeners.push(listen(address, Some(&network.router))?);
+    }
+    let mut serving = JoinSet::new();
+    for listener in listeners {
+        let (api, identity, token, shutdown) = (api.clone(), identity.clone(), token.clone(), shutdown.clone());
+        serving.spawn(async move { api.serve(listener, &identity, token, shutdown).await });
+    }
+    let inside = topology.api().first().map(ToString::to_string).unwrap_or_default();
+    let access = Access {
+        identity,
+        token,
+        machine_url: format!("https://127.0.0.1:{port}"),
+        inside_url: format!("https://{inside}"),
+    };
+    Ok((serving, access))
+}
+
+fn listen(address: SocketAddr, netns: Option<&Netns>) -> Result<TcpListener, LabError> {
+    let bind = || std::net::TcpListener::bind(address);
+    let bound = match netns {
+        Some(netns) => netns.run(bind),
+        None => bind(),
+    };
+    let ready = bound.and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    });
+    ready.map_err(|source| LabError::Listen { address, source })
+}
+
+fn first_host(net: &IpNet) -> Option<std::net::IpAddr> {
+    nth_address(net, 1)
+}
+
+/// The address so many after a network's first.
+fn nth_address(net: &IpNet, n: u8) -> Option<std::net::IpAddr> {
+    match net {
+        IpNet::V4(net) => u32::from(net.network()).checked_add(u32::from(n)).map(|ip| Ipv4Addr::from(ip).into()),
+        IpNet::V6(net) => {
+            u128::from(net.network()).checked_add(u128::from(n)).map(|ip| std::net::Ipv6Addr::from(ip).into())
+        }
+    }
+}
+
+fn kubelet_context(
+    spec: &LabSpec,
+    dir: &LabDir,
+    api: &Arc<ApiServer>,
+    network: &Arc<Network>,
+    spawner: &Spawner,
+) -> Result<kubelet::Context, LabError> {
+    let program = canonical(&spec.program)?;
+    let images = spec.images.iter().map(|(name, path)| Ok((name.clone(), canonical(path)?)));
+    let service_cidrs = network.topology.service_cidrs();
+    let primary = service_cidrs.first();
+    Ok(kubelet::Context {
+        client: api.client(),
+        network: network.clone(),
+        spawner: spawner.clone(),
+        images: Images::new(images.collect::<Result<_, LabError>>()?),
+        program,
+        state: dir.path().to_owned(),
+        cgroup: dir.cgroup().clone(),
+        nodes: spec.nodes.iter().map(|node| node.name.clone()).collect(),
+        dns: primary.and_then(|cidr| nth_address(cidr, 10)),
+        kubernetes: primary.and_then(first_host),
+        hosts: kubelet::pools(spec.nodes.len()),
+    })
+}
+
+fn canonical(path: &Path) -> Result<PathBuf, LabError> {
+    path.canonicalize().map_err(LabError::state("find the program", path))
+}
+
+fn daemons(spec: &LabSpec, dir: &LabDir, network: &Network, spawner: &Spawner) -> Result<Vec<Daemon>, LabError> {
+    let cidrs: Vec<String> = network.topology.cluster_cidrs().iter().map(ToString::to_string).collect();
+    let mut daemons = Vec::new();
+    for (node, netns) in spec.nodes.iter().zip(&network.nodes) {
+        let folder = dir.path().join("nodes").join(&node.name);
+        std::fs::create_dir_all(&folder).map_err(LabError::state("create the directory", &folder))?;
+        let mut arguments: Vec<String> = ["node", "--hostname-override", &node.name].map(str::to_owned).into();
+        arguments.extend(["--kubeconfig".to_owned(), node_kubeconfig(dir).display().to_string()]);
+        arguments.extend(["--proxy-mode".to_owned(), spec.mode.clone()]);
+        arguments.extend(["--cluster-cidr".to_owned(), cidrs.join(",")]);
+        if let serde_json::Value::Object(fields) = &spec.node_config
+            && !fields.is_empty()
+        {
+            let mut config = fields.clone();
+            config.insert("apiVersion".to_owned(), "kubeproxy.config.k8s.io/v1alpha1".into());
+            config.insert("kind".to_owned(), "KubeProxyConfiguration".into());
+            let path = folder.join("config.yaml"); // JSON is YAML
+            state::write_private(&path, &serde_json::Value::Object(config).to_string())?;
+            arguments.extend(["--config".to_owned(), path.display().to_string()]);
+        }
+        let daemon = DaemonSpec {
+            node: node.name.clone(),
+            program: spec.program.clone(),
+            arguments,
+            log: folder.join("daemon.log"),
+            netns: netns.clone(),
+            cgroup: dir.cgroup().child(&node.name).child("daemon"),
+        };
+        daemons.push(Daemon::new(daemon, spawner.clone()));
+    }
+    Ok(daemons)
+}
