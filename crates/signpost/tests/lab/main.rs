@@ -1,3 +1,4 @@
 //! The lab with its real processes.
 
 mod sandbox;
+mod whole;

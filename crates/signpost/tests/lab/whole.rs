@@ -1,0 +1,169 @@
+//! A lab as a whole, with its real processes.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use signpost_lab::{Families, Lab, LabSpec, Place};
+
+fn program() -> String {
+    std::env::var("FAKE").unwrap_or_else(|_| env!("CARGO_BIN_EXE_signpost").to_owned())
+}
+
+async fn lab(what: &str, nodes: usize, families: Families) -> Lab {
+    let mut spec = LabSpec::new(&format!("t-{what}-{}", std::process::id()), nodes, program().into());
+    spec.families = families;
+    Lab::start(spec).await.unwrap()
+}
+
+fn pod(value: Value) -> Pod {
+    serde_json::from_value(value).unwrap()
+}
+
+fn light(name: &str, node: &str) -> Pod {
+    pod(json!({
+        "metadata": {"name": name, "annotations": {"lab.signpost.dev/light": "true"}},
+        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "echo", "image": "signpost/echo", "args": ["--listen", "tcp/8080"]}]}
+    }))
+}
+
+fn get(lab: &Lab, from: &Place, to: &str) -> Result<Value, String> {
+    let netns = lab.namespace_of(from).unwrap();
+    let to: std::net::SocketAddr = to.parse().unwrap();
+    netns.run(|| {
+        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(2)).map_err(|e| e.to_string())?;
+        stream.write_all(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n").map_err(|e| e.to_string())?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).map_err(|e| e.to_string())?;
+        let body = text.split_once("\r\n\r\n").ok_or("no answer")?.1;
+        serde_json::from_str(body).map_err(|e| e.to_string())
+    })
+}
+
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !holds().await {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn status(pods: &Api<Pod>, name: &str) -> Value {
+    serde_json::to_value(pods.get(name).await.unwrap().status).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn light_pods_serve_as_soon_as_the_lab_is_settled() {
+    let began = Instant::now();
+    let lab = lab("light", 2, Families::Dual).await;
+    println!("up: {:?}", began.elapsed());
+    let pods: Api<Pod> = Api::namespaced(lab.client(), "default");
+    let began = Instant::now();
+    for (name, node) in [("a", "n1"), ("b", "n2"), ("c", "n2")] {
+        pods.create(&PostParams::default(), &light(name, node)).await.unwrap();
+    }
+    lab.settle().await.unwrap();
+    println!("3 light pods: {:?}", began.elapsed());
+    let b = status(&pods, "b").await;
+    assert_eq!(b["phase"], "Running");
+    assert_eq!(b["podIPs"], json!([{"ip": "10.244.2.2"}, {"ip": "fd00:10:244:2::2"}]));
+    assert_eq!(b["hostIP"], "172.18.0.12");
+    let a = Place::Pod("default".into(), "a".into());
+    for place in [a.clone(), Place::Node("n1".into()), Place::Outside] {
+        for to in ["10.244.2.2:8080", "[fd00:10:244:2::2]:8080"] {
+            let answer = get(&lab, &place, to).unwrap();
+            assert_eq!((&answer["pod"], &answer["node"]), (&json!("b"), &json!("n2")), "{place} {to}");
+        }
+    }
+    assert_eq!(
+        get(&lab, &a, "10.244.2.2:8080").unwrap()["peer"].as_str().unwrap().split(':').next(),
+        Some("10.244.1.2")
+    );
+
+    let annotate = async |name: &str, key: &str, value: &str| {
+        let patch = json!({"metadata": {"annotations": {key: value}}});
+        pods.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+        lab.settle().await.unwrap();
+    };
+    annotate("b", "lab.signpost.dev/ready", "false").await;
+    assert_eq!(status(&pods, "b").await["containerStatuses"][0]["ready"], false);
+    annotate("b", "lab.signpost.dev/listening", "false").await;
+    assert!(get(&lab, &a, "10.244.2.2:8080").unwrap_err().contains("refused"));
+    annotate("b", "lab.signpost.dev/listening", "true").await;
+    assert!(get(&lab, &a, "10.244.2.2:8080").is_ok());
+
+    let began = Instant::now();
+    pods.delete("b", &DeleteParams::default()).await.unwrap();
+    until("b is gone", async || pods.get_opt("b").await.unwrap().is_none()).await;
+    lab.settle().await.unwrap();
+    println!("delete: {:?}", began.elapsed());
+    let began = Instant::now();
+    let dir = lab.record().dir.clone();
+    lab.stop().await.unwrap();
+    println!("down: {:?}", began.elapsed());
+    assert!(!dir.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_run_restart_and_end_as_kubernetes_says() {
+    let lab = lab("pods", 1, Families::Ipv4).await;
+    let pods: Api<Pod> = Api::namespaced(lab.client(), "default");
+    let make = async |name: &str, spec: Value| {
+        let mut spec = spec;
+        spec["nodeName"] = json!("n1");
+        pods.create(&PostParams::default(), &pod(json!({"metadata": {"name": name}, "spec": spec}))).await.unwrap();
+    };
+    let began = Instant::now();
+    make(
+        "echo",
+        json!({"containers": [{"name": "c", "image": "signpost/echo",
+        "readinessProbe": {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1}}]}),
+    )
+    .await;
+    make("nothing", json!({"containers": [{"name": "c", "image": "nginx:1.29"}]})).await;
+    make("job", json!({"restartPolicy": "Never", "initContainers": [{"name": "i", "image": "signpost/echo", "command": ["true"]}],
+        "containers": [{"name": "c", "image": "signpost/echo", "command": ["sh", "-c", "echo done; exit 3"]}]})).await;
+    make("crash", json!({"containers": [{"name": "c", "image": "signpost/echo", "command": ["false"]}]})).await;
+    make(
+        "trap",
+        json!({"terminationGracePeriodSeconds": 30, "containers": [{"name": "c", "image": "signpost/echo",
+        "command": ["sh", "-c", "trap 'echo bye; exit 0' TERM; while true; do sleep 0.05; done"]}]}),
+    )
+    .await;
+    lab.settle().await.unwrap();
+    println!("5 pods: {:?}", began.elapsed());
+    until("echo is ready", async || status(&pods, "echo").await["containerStatuses"][0]["ready"] == true).await;
+    println!("ready: {:?}", began.elapsed());
+    let nothing = status(&pods, "nothing").await;
+    let waiting = &nothing["containerStatuses"][0]["state"]["waiting"];
+    assert_eq!((&nothing["phase"], &waiting["reason"]), (&json!("Pending"), &json!("ErrImagePull")));
+    assert!(waiting["message"].as_str().unwrap().contains("--image nginx=/path"), "{waiting}");
+    until("job failed", async || status(&pods, "job").await["phase"] == "Failed").await;
+    let terminated = &status(&pods, "job").await["containerStatuses"][0]["state"]["terminated"];
+    assert_eq!((&terminated["exitCode"], &terminated["reason"]), (&json!(3), &json!("Error")));
+    until("crash backs off", async || {
+        let status = status(&pods, "crash").await;
+        let container = &status["containerStatuses"][0];
+        container["state"]["waiting"]["reason"] == "CrashLoopBackOff" && container["restartCount"] == 1
+    })
+    .await;
+    let answer = get(
+        &lab,
+        &Place::Node("n1".into()),
+        &format!("{}:8080", status(&pods, "echo").await["podIP"].as_str().unwrap()),
+    );
+    assert_eq!(answer.unwrap()["pod"], "echo");
+    pods.delete("trap", &DeleteParams::default()).await.unwrap();
+    let began = Instant::now();
+    until("trap is gone", async || pods.get_opt("trap").await.unwrap().is_none()).await;
+    assert!(began.elapsed() < Duration::from_secs(10));
+    let cgroup = signpost_lab::cgroup::Cgroup::labs().unwrap().child(&lab.record().name);
+    lab.stop().await.unwrap();
+    assert!(!Path::new(cgroup.path()).exists());
+}
