@@ -146,8 +146,11 @@ mod tests {
                 let mut seen = seen.lock().unwrap();
                 seen.push(event.clone());
                 // The second is one that another node told before.
-                let status = if seen.len() == 2 { StatusCode::CONFLICT } else { StatusCode::CREATED };
-                (status, serde_json::to_string(&event).unwrap()).into_response()
+                if seen.len() == 2 {
+                    let status = r#"{"kind":"Status","status":"Failure","code":409,"reason":"AlreadyExists"}"#;
+                    return (StatusCode::CONFLICT, status.to_owned()).into_response();
+                }
+                (StatusCode::CREATED, serde_json::to_string(&event).unwrap()).into_response()
             }
         });
         let client = Client::new(router, "default");
@@ -166,10 +169,15 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let posted = posted.lock().unwrap();
-        let names: Vec<&str> = posted.iter().map(|event| event.metadata.name.as_deref().unwrap()).collect();
-        assert_eq!(names[0], names[1]);
-        assert_ne!(names[0], names[2]);
-        assert_eq!(posted[0].message.as_deref(), Some("spec.ports[0].port: 70000 is not in 1-65535; ignored"));
+        let with = |message: &str| -> Vec<&str> {
+            let told = posted.iter().filter(|event| event.message.as_deref() == Some(message));
+            told.map(|event| event.metadata.name.as_deref().unwrap()).collect()
+        };
+        let same = with("spec.ports[0].port: 70000 is not in 1-65535; ignored");
+        let other = with("spec.ports[0].port: 0 is not in 1-65535; ignored");
+        assert_eq!((same.len(), other.len()), (2, 1));
+        assert_eq!(same[0], same[1]);
+        assert_ne!(same[0], other[0]);
         assert_eq!(posted[0].involved_object.name.as_deref(), Some("web"));
         assert_eq!(posted[0].metadata.namespace.as_deref(), Some("shop"));
     }

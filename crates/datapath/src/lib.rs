@@ -43,4 +43,10 @@ pub trait Datapath {
     /// # Errors
     /// The kernel or its tool refused; in a mode with transactions nothing was changed.
     fn apply(&mut self, change: &Self::Change) -> Result<(), Self::Error>;
+    /// A number that each transaction of the kernel's rules raises by one, whoever makes it and whatever it touches; an
+    /// [`Datapath::apply`] that changes anything makes one transaction. Cheap: it tells that someone else was there.
+    /// `None`: this mode cannot tell.
+    fn generation(&mut self) -> Option<u32> {
+        None
+    }
 }

@@ -1,14 +1,12 @@
 //! Which mode the daemon runs in, and whether this machine can.
 
+use std::ffi::OsStr;
 use std::fmt;
-use std::process::{Command, Stdio};
 
 use serde::Serialize;
+use signpost_datapath::probe::{self, ProbeError};
 
 use crate::config::ModeName;
-
-/// The oldest kernel that the rules are made for.
-const OLDEST_KERNEL: (u32, u32) = (6, 1);
 
 /// A mode that is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -35,19 +33,9 @@ pub enum ModeError {
         /// What was asked for.
         asked: &'static str,
     },
-    /// The kernel is too old.
-    #[error("Linux {release} is too old: nftables mode needs 6.1 or newer")]
-    OldKernel {
-        /// As the kernel says it.
-        release: String,
-    },
-    /// The tool is missing.
-    #[error("nft cannot be run ({source}): install the package nftables")]
-    NoNft {
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    /// This machine cannot.
+    #[error(transparent)]
+    Machine(#[from] ProbeError),
 }
 
 /// The mode for what was asked, with the reason for it.
@@ -67,26 +55,10 @@ pub fn choose(asked: ModeName) -> Result<(Mode, &'static str), ModeError> {
 /// Whether this machine can.
 ///
 /// # Errors
-/// The kernel is too old, or a tool is missing.
+/// The kernel is too old, a tool is missing, or this process may not.
 pub fn check(mode: Mode) -> Result<(), ModeError> {
     match mode {
-        Mode::Nftables => {
-            let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-            if is_too_old(&release) {
-                return Err(ModeError::OldKernel { release: release.trim().to_owned() });
-            }
-            let run = Command::new("nft").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-            run.map(|_| ()).map_err(|source| ModeError::NoNft { source })
-        }
-    }
-}
-
-/// A release that cannot be read is not held against the kernel.
-fn is_too_old(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < OLDEST_KERNEL,
-        _ => false,
+        Mode::Nftables => Ok(probe::nftables(OsStr::new("nft"))?),
     }
 }
 
@@ -99,19 +71,6 @@ mod tests {
         assert_eq!(choose(ModeName::Auto).unwrap().0, Mode::Nftables);
         for asked in [ModeName::Ebpf, ModeName::Ipvs, ModeName::Iptables] {
             assert!(choose(asked).unwrap_err().to_string().contains("is not built yet; this program has nftables"));
-        }
-    }
-
-    #[test]
-    fn kernels_before_6_1_are_too_old() {
-        for (release, old) in [
-            ("5.15.0-91-generic\n", true),
-            ("6.0.1", true),
-            ("6.1.0-18-amd64", false),
-            ("6.18.44", false),
-            ("?", false),
-        ] {
-            assert_eq!(is_too_old(release), old, "{release}");
         }
     }
 }

@@ -36,8 +36,12 @@ pub use progress::{Health, Progress, Revisions};
 
 /// How often it is said again what is waited for.
 const SAY_AGAIN: Duration = Duration::from_secs(30);
-/// The kernel is compared with what it should hold at most this part of the time.
+/// The kernel is compared with what it should hold at most this part of the time,
 const COMPARE_SHARE: u32 = 200;
+/// and at most this part if others change it all the time.
+const DISTURBED_SHARE: u32 = 20;
+/// How often it is asked whether others changed it.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What the loop is to do, from configuration.
 #[derive(Debug, Clone)]
@@ -69,6 +73,11 @@ pub struct SyncLoop<D: Datapath> {
     /// A change waits since then.
     queued: Option<Instant>,
     compare_at: Option<Instant>,
+    /// Before that, no disturbance leads to a comparison.
+    undisturbed_until: Option<Instant>,
+    /// The kernel's generation after our last step, if it has one, and when to ask for it again.
+    generation: Option<u32>,
+    look_at: Option<Instant>,
     seen: Revisions,
     /// Slices' changes that wait for the kernel: when they were triggered, in milliseconds since 1970.
     triggers_ms: Vec<i64>,
@@ -104,6 +113,9 @@ impl<D: Datapath> SyncLoop<D> {
             waiting_since: None,
             queued: None,
             compare_at: None,
+            undisturbed_until: None,
+            generation: None,
+            look_at: None,
             seen: Revisions::default(),
             triggers_ms: Vec::new(),
             progress,
@@ -157,11 +169,6 @@ impl<D: Datapath> SyncLoop<D> {
         }
     }
 
-    /// Someone may have touched what is ours in the kernel: compare at the next step.
-    pub fn compare_soon(&mut self, now: Instant) {
-        self.compare_at = Some(now);
-    }
-
     /// When the next step is due; `None`: not before something is observed.
     pub fn due(&self) -> Option<Instant> {
         if !self.started {
@@ -169,7 +176,7 @@ impl<D: Datapath> SyncLoop<D> {
         }
         let changes = self.queued.map(|queued| self.pace.not_before(queued));
         let retries = self.families.iter().filter_map(|family| family.retry_at());
-        changes.into_iter().chain(self.compare_at).chain(retries).min()
+        changes.into_iter().chain(self.compare_at).chain(self.look_at).chain(retries).min()
     }
 
     /// Does what is due. May take as long as the kernel takes. `clock` is read after each call of the kernel.
@@ -178,30 +185,61 @@ impl<D: Datapath> SyncLoop<D> {
         if !self.started && !self.may_start(now) {
             return;
         }
+        let generation = self.generation();
+        if self.started && generation != self.generation {
+            self.disturbed(now);
+        }
         let compare = !self.started || self.compare_at.is_some_and(|at| at <= now);
+        let retry = self.families.iter().filter_map(|family| family.retry_at()).any(|at| at <= now);
         self.started = true;
+        self.look_at = generation.map(|_| now + LOOK);
+        if compare || retry || self.queued.is_some() {
+            self.sync(compare, generation, clock);
+        } else {
+            self.generation = generation;
+        }
+    }
+
+    fn sync(&mut self, compare: bool, generation: Option<u32>, clock: &mut dyn FnMut() -> Instant) {
+        let now = clock();
         self.dirty.merge(self.store.take_dirty());
         let dirty = std::mem::take(&mut self.dirty);
-        let mut all_done = true;
+        let mut outcomes = Vec::with_capacity(self.families.len());
         for family in &mut self.families {
             let began = clock();
             let outcome = family.sync(&self.store, &dirty, compare, began);
-            let ended = clock();
-            self.metrics.synced(family.family(), &outcome, ended - began);
-            all_done &= family.is_settled();
+            self.metrics.synced(family.family(), &outcome, clock() - began);
+            outcomes.push(outcome);
         }
         let ended = clock();
         self.pace.worked(now, ended);
         if compare {
-            let rest = self.options.sync_period.max((ended - now) * COMPARE_SHARE);
-            self.compare_at = Some(ended + rest);
+            self.compare_at = Some(ended + self.options.sync_period.max((ended - now) * COMPARE_SHARE));
+            self.undisturbed_until = Some(ended + LOOK.max((ended - now) * DISTURBED_SHARE));
+        }
+        self.generation = self.generation();
+        let ours = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Changed | Outcome::Repaired)).count();
+        let expected = generation.map(|before| before.wrapping_add(ours as u32));
+        // After a refusal it is not known what was done, but the next step compares anyway.
+        if !outcomes.contains(&Outcome::Failed) && self.generation != expected {
+            self.disturbed(ended);
         }
         self.queued = None;
-        if all_done {
+        if self.families.iter().all(FamilySync::is_settled) {
             self.done(now, ended);
         } else {
             self.progress.health().pending(now);
         }
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.families.first_mut().and_then(FamilySync::generation)
+    }
+
+    /// Someone else changed the kernel's rules, ours or their own.
+    fn disturbed(&mut self, now: Instant) {
+        let soon = self.undisturbed_until.map_or(now, |until| until.max(now));
+        self.compare_at = Some(self.compare_at.map_or(soon, |at| at.min(soon)));
     }
 
     /// Plans and programs of all families as JSON: `{"ipv4": ..., "ipv6": ...}`.

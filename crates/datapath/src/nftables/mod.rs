@@ -24,6 +24,7 @@ mod apply;
 pub mod chain;
 pub mod change;
 pub mod element;
+mod generation;
 pub mod layout;
 pub mod observed;
 pub mod program;
@@ -60,12 +61,17 @@ impl Default for NftablesConfig {
 pub struct Nftables {
     nft: apply::Nft,
     take_over: bool,
+    generation: generation::Generation,
 }
 
 impl Nftables {
     /// For one family.
     pub fn new(family: Family, config: NftablesConfig) -> Nftables {
-        Nftables { nft: apply::Nft { program: config.nft, family }, take_over: config.take_over }
+        Nftables {
+            nft: apply::Nft { program: config.nft, family },
+            take_over: config.take_over,
+            generation: generation::Generation::default(),
+        }
     }
 
     /// Removes the family's table. Established flows lose their rewriting with it.
@@ -119,5 +125,9 @@ impl Datapath for Nftables {
             return Ok(());
         }
         self.nft.run("change rules", |out| render::render(change, out))
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.generation.read()
     }
 }

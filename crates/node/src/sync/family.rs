@@ -79,6 +79,11 @@ impl<D: Datapath> FamilySync<D> {
         self.retry.at()
     }
 
+    /// See [`Datapath::generation`].
+    pub fn generation(&mut self) -> Option<u32> {
+        self.datapath.generation()
+    }
+
     /// The next sync plans anew with this.
     pub fn set_config(&mut self, config: NodeConfig) {
         self.planner.set_config(config);

@@ -23,6 +23,13 @@ struct Kernel {
     refuses: BTreeSet<usize>,
     /// Whether a refused call did its work before it failed.
     lies: bool,
+    generation: Option<u32>,
+}
+
+impl Kernel {
+    fn transaction(&mut self) {
+        self.generation = self.generation.map(|generation| generation + 1);
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -85,10 +92,17 @@ impl Datapath for Fake {
     }
 
     fn apply(&mut self, change: &Step) -> Result<(), Refused> {
-        self.call("apply", |kernel| match change {
-            Step::Whole(plan) => kernel.holds = Some((**plan).clone()),
-            Step::Change(change) => kernel.holds.as_mut().expect("a change follows the whole").apply(change),
+        self.call("apply", |kernel| {
+            kernel.transaction();
+            match change {
+                Step::Whole(plan) => kernel.holds = Some((**plan).clone()),
+                Step::Change(change) => kernel.holds.as_mut().expect("a change follows the whole").apply(change),
+            }
         })
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.0.lock().unwrap().generation
     }
 }
 
@@ -347,17 +361,59 @@ fn a_kernel_that_goes_on_refusing_is_asked_less_and_less_and_the_daemon_says_it_
 }
 
 #[test]
-fn rules_that_someone_else_removed_come_back() {
+fn rules_that_someone_else_removed_come_back_with_the_timer() {
     let mut world = World::started(Kernel::default());
     world.kernel.lock().unwrap().holds = None;
     world.run_for(Duration::from_secs(29));
     assert!(!world.kernel_holds_the_plan());
     world.run_for(Duration::from_secs(2));
-    assert!(world.kernel_holds_the_plan(), "the timer compares");
-    world.kernel.lock().unwrap().holds = None;
-    world.sync.compare_soon(world.now);
-    world.run_for(Duration::ZERO);
-    assert!(world.kernel_holds_the_plan(), "a hint compares at once");
+    assert!(world.kernel_holds_the_plan());
+}
+
+#[test]
+fn where_the_kernel_counts_its_generations_they_come_back_within_seconds() {
+    let mut world = World::started(Kernel { generation: Some(7), ..Kernel::default() });
+    world.run_for(Duration::from_secs(5));
+    world.forget_calls();
+    world.see(Event::SliceApplied(slice("web", 2)));
+    world.run_for(Duration::from_secs(20));
+    assert_eq!(world.calls(), ["apply"], "our own changes are no disturbance");
+    {
+        let mut kernel = world.kernel.lock().unwrap();
+        kernel.holds = None;
+        kernel.transaction();
+    }
+    world.run_for(Duration::from_millis(1100));
+    assert!(world.kernel_holds_the_plan());
+    assert_eq!(world.calls(), ["apply", "observe", "apply"]);
+}
+
+#[test]
+fn a_change_of_others_between_ours_is_noticed() {
+    let mut world = World::started(Kernel { generation: Some(7), ..Kernel::default() });
+    world.run_for(Duration::from_secs(5));
+    {
+        let mut kernel = world.kernel.lock().unwrap();
+        kernel.holds.as_mut().unwrap().frontends.clear();
+        kernel.transaction();
+    }
+    world.see(Event::SliceApplied(slice("web", 2)));
+    world.run_for(Duration::from_secs(2));
+    assert!(world.kernel_holds_the_plan());
+}
+
+#[test]
+fn others_who_change_their_rules_all_the_time_do_not_keep_us_busy() {
+    let mut world = World::started(Kernel { generation: Some(7), ..Kernel::default() });
+    world.run_for(Duration::from_secs(5));
+    world.forget_calls();
+    for _ in 0..600 {
+        world.kernel.lock().unwrap().transaction();
+        world.run_for(Duration::from_millis(100));
+    }
+    let compared = world.calls().len();
+    assert!((20..=61).contains(&compared), "{compared} comparisons in a minute");
+    assert!(world.calls().iter().all(|call| *call == "observe"));
 }
 
 #[test]
