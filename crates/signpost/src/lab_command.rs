@@ -7,6 +7,8 @@ use clap::{Args, Subcommand};
 use signpost_lab::echo;
 use signpost_lab::sandbox::init;
 
+use crate::lab_test_command::LabTestCommand;
+
 /// `signpost lab ...`.
 #[derive(Args)]
 pub struct LabCommand {
@@ -15,12 +17,16 @@ pub struct LabCommand {
 }
 
 #[derive(Subcommand)]
-enum Action {}
+enum Action {
+    Test(LabTestCommand),
+}
 
 impl LabCommand {
     /// Does what was asked.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        match self.action {}
+        match self.action {
+            Action::Test(command) => command.run(),
+        }
     }
 }
 

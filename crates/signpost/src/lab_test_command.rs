@@ -36,7 +36,7 @@ impl LabTestCommand {
     ///
     /// # Errors
     /// A file cannot be read or understood, or a mode that was named does not work here.
-    pub async fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
         let scenarios = read_all(&self.paths)?;
         let options = PoolOptions {
             modes: chosen_modes(&self.modes)?,
@@ -44,7 +44,13 @@ impl LabTestCommand {
             program: std::env::current_exe().context("cannot find the signpost program itself")?,
             labs: self.labs,
         };
-        let reports = run_all(scenarios, &options, |report| print(&report.lines())).await;
+        let runtime = tokio::runtime::Runtime::new().context("cannot start")?;
+        let reports = runtime.block_on(async {
+            tokio::select! {
+                reports = run_all(scenarios, &options, |report| print(&report.lines())) => Ok(reports),
+                _ = tokio::signal::ctrl_c() => bail!("interrupted; the labs are taken down"),
+            }
+        })?;
         if let Some(file) = &self.junit {
             std::fs::write(file, junit(&reports)).with_context(|| format!("cannot write {}", file.display()))?;
         }

@@ -1,6 +1,7 @@
 //! The binary: the node daemon, the lab, and the programs that the lab runs in its pods.
 
 mod lab_command;
+mod lab_test_command;
 mod node_command;
 
 use std::process::ExitCode;

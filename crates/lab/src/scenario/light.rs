@@ -1,21 +1,12 @@
-//! Pure. Light pods: those in a scenario's short form. The lab runs their echo server inside its own process, on sockets
-//! made in the pod's network namespace, without mounts or processes of their own: hundreds come and go in seconds.
-//!
-//! A light pod is an ordinary Pod object with the image `signpost/echo` and the annotation [`LIGHT`]. Further annotations
-//! can be changed while it runs, which the lab follows at once: [`READY`] and [`LISTENING`].
+//! Pure. The Pod object of a scenario's short form: a light pod, whose echo server the lab runs inside its own process, so
+//! that hundreds come and go in seconds.
 
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
 use super::format::ShortPod;
-
-/// `"true"`: the pod is a light one.
-pub const LIGHT: &str = "lab.signpost.dev/light";
-/// `"false"`: the pod reports itself not ready, though it serves. Anything else, or nothing: ready.
-pub const READY: &str = "lab.signpost.dev/ready";
-/// `"false"`: the echo server closes its listening sockets. Anything else, or nothing: it listens.
-pub const LISTENING: &str = "lab.signpost.dev/listening";
+use crate::kubelet::{LIGHT, READY};
 
 /// The Pod that a short form stands for.
 pub fn pod_object(pod: &ShortPod) -> Value {

@@ -15,10 +15,10 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::format::{FamilyRun, Mode, NodeSpec, Scenario};
+use super::format::{FamilyRun, Mode, Scenario};
 use super::report::{Failure, RunReport};
 use super::run::run;
-use super::stage::Stage;
+use super::stage::{LabKey, Stage};
 
 /// What is run and how.
 #[derive(Debug, Clone)]
@@ -31,19 +31,6 @@ pub struct PoolOptions {
     pub program: PathBuf,
     /// How many labs work side by side.
     pub labs: usize,
-}
-
-/// The lab that a scenario needs. Scenarios with equal ones share it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LabKey {
-    /// The daemons' mode.
-    pub mode: Mode,
-    /// The lab's families.
-    pub family: FamilyRun,
-    /// The nodes.
-    pub nodes: Vec<NodeSpec>,
-    /// The daemons' configuration, as JSON text.
-    pub node_config: String,
 }
 
 #[derive(Debug)]

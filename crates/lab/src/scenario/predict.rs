@@ -227,10 +227,13 @@ impl Path<'_> {
 
     fn rewritten(&mut self, name: &str, mut flow: Flow, rewrite: Rewrite) {
         flow.packet.destination = rewrite.to;
-        if rewrite.masquerade {
+        let node = self.view.node(name);
+        // The kernel masquerades what leaves a node: what came in and stays never passes that hook.
+        let stays = node.is_some_and(|node| node.addresses.contains(&rewrite.to.ip()));
+        if rewrite.masquerade && (flow.packet.entry == Entry::Local || !stays) {
             flow.hops.push(format!("{name} rewrites it to {} and masquerades", rewrite.to));
             flow.seen = Seen::Node(name.to_owned());
-            if let Some(node) = self.view.node(name) {
+            if let Some(node) = node {
                 flow.packet.source.set_ip(node.primary);
             }
         } else {

@@ -217,8 +217,12 @@ fn fire_udp(shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
 fn ask_udp(socket: &UdpSocket, shot: &Shot) -> Result<Answer, Errored> {
     socket.set_read_timeout(Some(shot.timeout))?;
     let request = echo::datagram(shot.size);
-    // A refusal is told at the next call on the socket, whichever that is.
-    socket.send(&request).map_err(Errored::Connect)?;
+    // A refusal is told at the next call on the socket, whichever that is. Rules of the sender's own host may end the
+    // call with EPERM whether they refuse or drop: then the next call tells which.
+    match socket.send(&request) {
+        Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(Errored::Connect(error)),
+        _ => {}
+    }
     let mut buffer = vec![0; 64 * 1024];
     let count = socket.recv(&mut buffer).map_err(Errored::Connect)?;
     Ok(echo::datagram_answer(&buffer[..count], shot.size))

@@ -1,34 +1,38 @@
 //! One scenario in one mode and family: builds its cluster in a lab, goes through the steps, stops at the first that does
 //! not hold.
 
+mod attempt;
+mod load;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use signpost_core::object::Family;
 
+use self::attempt::Attempts;
+use self::load::Load;
 use super::address::PodName;
-use super::attempt::Attempts;
 use super::format::{EventStep, FamilyRun, Mode, ObjectStep, PodChange, Scenario, ShortPod, Step, StepKind};
 use super::light::pod_object;
-use super::load::Load;
 use super::report::Failure;
 use super::snapshot::Saved;
-use super::stage::Stage;
+use super::stage::{Stage, told};
 
 /// Time between two looks at something that must come to hold.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// What a run carries from step to step.
-pub(super) struct Run<'a> {
-    pub(super) stage: &'a mut Stage,
-    pub(super) scenario: &'a Scenario,
-    pub(super) mode: Mode,
-    pub(super) family: FamilyRun,
-    pub(super) saved: BTreeMap<String, Saved>,
+struct Run<'a> {
+    stage: &'a mut Stage,
+    scenario: &'a Scenario,
+    mode: Mode,
+    family: FamilyRun,
+    saved: BTreeMap<String, Saved>,
     /// Pods whose echo server was told not to listen.
-    pub(super) silent: BTreeSet<PodName>,
-    pub(super) attempts: Attempts,
-    pub(super) loads: BTreeMap<String, Load>,
+    silent: BTreeSet<PodName>,
+    attempts: Attempts,
+    loads: BTreeMap<String, Load>,
 }
 
 /// Runs a scenario in a lab that has its nodes, mode and families and nothing else.
@@ -80,7 +84,8 @@ impl Run<'_> {
             StepKind::Apply { objects, refused } => self.apply(objects, refused.as_deref()).await,
             StepKind::Patch(patch) => {
                 let objects = self.stage.objects();
-                objects.patch(&patch.object, patch.subresource.as_deref(), &patch.merge).await.map_err(told)
+                let merge = self.filled(&patch.merge);
+                objects.patch(&patch.object, patch.subresource.as_deref(), &merge).await.map_err(told)
             }
             StepKind::Delete(delete) => {
                 self.stage.objects().delete(&delete.object, delete.grace_s, delete.wait).await.map_err(told)
@@ -120,7 +125,7 @@ impl Run<'_> {
     async fn apply(&mut self, list: &[Value], refused: Option<&str>) -> Result<(), String> {
         let mut message = None;
         for object in list {
-            match self.stage.objects().apply(object).await {
+            match self.stage.objects().apply(&self.filled(object)).await {
                 Ok(()) => {}
                 Err(error) if refused.is_some() => message = Some(error.to_string()),
                 Err(error) => return Err(error.to_string()),
@@ -132,6 +137,23 @@ impl Run<'_> {
             return Ok(());
         }
         Err(format!("expected   refused: {pattern}\ncame       {message}"))
+    }
+
+    /// With the saved addresses in place of texts like `$name`: in a lab that is used again, pods' addresses differ.
+    fn filled(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => {
+                let saved = text.strip_prefix('$').and_then(|name| self.saved.get(name));
+                let families = self.family.families();
+                let address = families
+                    .iter()
+                    .find_map(|family| saved?.addresses.iter().find(|address| Family::of(**address) == *family));
+                address.map_or_else(|| value.clone(), |address| json!(address))
+            }
+            Value::Array(list) => list.iter().map(|value| self.filled(value)).collect(),
+            Value::Object(fields) => fields.iter().map(|(name, value)| (name.clone(), self.filled(value))).collect(),
+            other => other.clone(),
+        }
     }
 
     async fn set(&mut self, pod: &str, change: &PodChange) -> Result<(), String> {
@@ -221,17 +243,13 @@ impl Run<'_> {
         Ok(about.filter_map(|event| text(event, "/reason")).collect())
     }
 
-    pub(super) fn short_pods(&self) -> &[ShortPod] {
+    fn short_pods(&self) -> &[ShortPod] {
         &self.scenario.pods
     }
 }
 
-pub(super) fn told(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
 /// Patterns were compiled once when the file was read.
-pub(super) fn is_match(pattern: &str, text: &str) -> bool {
+fn is_match(pattern: &str, text: &str) -> bool {
     regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text))
 }
 

@@ -16,14 +16,25 @@ use signpost_core::plan::NodePlan;
 use signpost_datapath::nftables;
 
 use super::address::{PodName, Source};
-use super::format::{FamilyRun, Mode, ObjectRef};
-use super::light;
+use super::format::{self, FamilyRun, Mode, ObjectRef};
 use super::objects::Objects;
-use super::pool::LabKey;
-use super::run::told;
 use super::snapshot::{Snapshot, Surroundings};
+use crate::kubelet;
 use crate::netns::Netns;
 use crate::{Families, Lab, LabSpec, NodeSpec, Place, Topology};
+
+/// The lab that a scenario needs. Scenarios with equal ones share it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LabKey {
+    /// The daemons' mode.
+    pub mode: Mode,
+    /// The lab's families.
+    pub family: FamilyRun,
+    /// The nodes.
+    pub nodes: Vec<format::NodeSpec>,
+    /// The daemons' configuration, as JSON text.
+    pub node_config: String,
+}
 
 /// A lab for scenarios of one kind, and what is remembered of it.
 pub struct Stage {
@@ -231,7 +242,7 @@ impl Stage {
     /// # Errors
     /// The API's.
     pub async fn set_ready(&self, pod: &PodName, ready: bool) -> Result<(), String> {
-        let merge = json!({"metadata": {"annotations": {light::READY: ready.to_string()}}});
+        let merge = json!({"metadata": {"annotations": {kubelet::READY: ready.to_string()}}});
         self.patch_pod(pod, &merge).await
     }
 
@@ -240,7 +251,7 @@ impl Stage {
     /// # Errors
     /// The API's.
     pub async fn set_listening(&self, pod: &PodName, listening: bool) -> Result<(), String> {
-        let merge = json!({"metadata": {"annotations": {light::LISTENING: listening.to_string()}}});
+        let merge = json!({"metadata": {"annotations": {kubelet::LISTENING: listening.to_string()}}});
         self.patch_pod(pod, &merge).await
     }
 }
@@ -284,4 +295,9 @@ fn ask<T: DeserializeOwned>(path: &str) -> Result<T, String> {
         return Err(format!("{path}: {status}"));
     }
     serde_json::from_slice(&answer[end + 4..]).map_err(|error| format!("{path}: {error}"))
+}
+
+/// An error as the words that a report shows.
+pub(super) fn told(error: impl std::fmt::Display) -> String {
+    error.to_string()
 }

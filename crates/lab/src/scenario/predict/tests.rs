@@ -70,6 +70,15 @@ fn masquerade_shows_the_node() {
 }
 
 #[test]
+fn what_stays_on_the_node_is_not_masqueraded() {
+    let to = rewrite(&["172.18.0.12:8080"], true);
+    let got = fates("outside", packet("192.0.2.10", "172.18.0.12:30080"), "n2", &to);
+    assert_eq!(got, ["host at 172.18.0.12:8080 sees 192.0.2.10"]);
+    let got = fates("outside", packet("192.0.2.10", "172.18.0.11:30080"), "n1", &to);
+    assert_eq!(got, ["host at 172.18.0.12:8080 sees node n1"]);
+}
+
+#[test]
 fn an_answer_that_bypasses_the_rewriting_node_is_lost() {
     let to = rewrite(&["10.244.2.2:8080"], false);
     let got = fates("outside", packet("192.0.2.10", "172.18.0.11:30080"), "n1", &to);

@@ -98,7 +98,7 @@ fn the_view_has_living_pods_with_their_listeners() {
     };
     let bridge = BTreeMap::from([("n1".to_owned(), BTreeSet::from(["10.244.1.1".parse().unwrap()]))]);
     let around = Surroundings { node_addresses: bridge, ..Surroundings::default() };
-    let view = snapshot().view(Family::Ipv4, &[short.clone()], &BTreeSet::new(), &around);
+    let view = snapshot().view(Family::Ipv4, std::slice::from_ref(&short), &BTreeSet::new(), &around);
     assert_eq!(view.nodes[0].addresses.len(), 2);
     assert_eq!(view.pods.len(), 1);
     assert_eq!(view.pods[0].listens, Some([(Protocol::Tcp, 8080)].into()));

@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use signpost_core::object::{Family, Protocol};
 use signpost_core::packet::{Entry, Packet, Verdict};
 
-use super::address::{Scheme, Source};
-use super::expect::{
+use super::Run;
+use crate::scenario::address::{Scheme, Source};
+use crate::scenario::expect::{
     MIN_TRIES, Outcome, Setting, kernel_agrees, outcomes_hold, prediction_holds, tries_for_shares, tries_to_see_all,
 };
-use super::format::{Expect, Probe};
-use super::predict::{ClusterView, Prediction, predict};
-use super::probe::{self, Kept, Message, Shot};
-use super::run::{Run, told};
-use super::snapshot::NoAddress;
+use crate::scenario::format::{Expect, Probe};
+use crate::scenario::predict::{ClusterView, Prediction, predict};
+use crate::scenario::probe::{self, Kept, Message, Shot};
+use crate::scenario::snapshot::NoAddress;
+use crate::scenario::stage::told;
 
 /// Connections and sockets that stay open between steps.
 #[derive(Debug, Default)]

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use signpost_core::object::Family;
 
-use super::address::Source;
-use super::expect::Outcome;
-use super::format::{ExecExpect, LoadStep};
-use super::probe::{self, Shot};
-use super::run::{Run, is_match, told};
+use super::{Run, is_match};
 use crate::netns::Netns;
+use crate::scenario::address::Source;
+use crate::scenario::expect::Outcome;
+use crate::scenario::format::{ExecExpect, LoadStep};
+use crate::scenario::probe::{self, Shot};
+use crate::scenario::stage::told;
 
 /// Traffic that runs until it is ended.
 #[derive(Debug)]
