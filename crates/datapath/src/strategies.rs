@@ -1,5 +1,5 @@
-//! Random plans, changes of plans, and packets, for property tests. Everything is drawn from a small world, so that
-//! frontends, node addresses, backends and packets meet each other often.
+//! Plans for tests: random ones, with changes and packets, for property tests, and large ones of a given size. What is
+//! random is drawn from a small world, so that frontends, node addresses, backends and packets meet each other often.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -224,4 +224,57 @@ pub fn between(before: &NodePlan, after: &NodePlan) -> PlanChange {
         local_endpoints: sets(&before.local_endpoints, &after.local_endpoints),
         node: (facts(before) != facts(after)).then(|| facts(after)),
     }
+}
+
+/// A plan with so many Services, each at its cluster address, with so many endpoints.
+pub fn services(family: Family, count: u32, endpoints: u32) -> NodePlan {
+    let facts = NodeFacts {
+        cluster_cidrs: vec![
+            if family == Family::Ipv4 { "10.128.0.0/9" } else { "fd00:80::/32" }.parse().expect("it is a range"),
+        ],
+        node_addresses: [numbered(family, 172, 1)].into(),
+        node_port_addresses: [numbered(family, 172, 1)].into(),
+        service_cidrs: Vec::new(),
+    };
+    let mut plan = NodePlan::empty(family, facts);
+    for number in 0..count {
+        let address = cluster_ip(family, number);
+        plan.cluster_ips.insert(address);
+        let (key, frontend) = service(family, number, (0..endpoints).map(|one| number * endpoints + one));
+        plan.frontends.insert(key, frontend);
+    }
+    plan
+}
+
+fn numbered(family: Family, net: u8, number: u32) -> IpAddr {
+    let [_, b, c, d] = number.to_be_bytes();
+    match family {
+        Family::Ipv4 => [10, net + b, c, d].into(),
+        Family::Ipv6 => [0xfd00, net.into(), 0, 0, 0, 0, u16::from(b), u16::from_be_bytes([c, d])].into(),
+    }
+}
+
+/// The cluster address of the Service of a number.
+pub fn cluster_ip(family: Family, number: u32) -> IpAddr {
+    numbered(family, 96, number + 1)
+}
+
+/// The Service of a number, at endpoints of these numbers.
+pub fn service(family: Family, number: u32, endpoints: impl Iterator<Item = u32>) -> (FrontendKey, Frontend) {
+    let backend = |one| Backend { address: SocketAddr::new(numbered(family, 128, one), 8080), local: false };
+    let target = Target::Backends(endpoints.map(backend).collect());
+    let route = |masquerade| Route { target: target.clone(), masquerade };
+    let port = NonZeroU16::new(80).expect("it is not 0");
+    let key = FrontendKey::Address { address: cluster_ip(family, number), protocol: Protocol::Tcp, port };
+    let service = ObjectName::new(&format!("namespace-{}", number % 100), &format!("service-{number}"));
+    let frontend = Frontend {
+        service_port: ServicePortName { service, port: "http".into() },
+        kind: FrontendKind::ClusterIp,
+        from_pod: route(false),
+        from_node: route(true),
+        from_elsewhere: route(true),
+        source_ranges: Arc::new([]),
+        affinity: None,
+    };
+    (key, frontend)
 }

@@ -2,13 +2,10 @@
 //! was left with becomes what is wanted.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroU16;
-use std::sync::Arc;
 
 use proptest::prelude::*;
-use signpost_core::object::{Family, ObjectName, Protocol, ServicePortName};
-use signpost_core::plan::{Backend, Frontend, FrontendKey, FrontendKind, NodePlan, PlanChange, Route, Target};
+use signpost_core::object::Family;
+use signpost_core::plan::{Frontend, NodePlan, PlanChange};
 use signpost_core::walk::walk as plan_walk;
 
 use super::change::{Change, advance, change, diff};
@@ -21,7 +18,7 @@ use super::rule::rules;
 use super::walk::walk;
 use crate::Datapath;
 use crate::fake::{FakeNftables, Fault};
-use crate::strategies::{between, packet, plan, plan_and_changes, plan_of};
+use crate::strategies::{between, packet, plan, plan_and_changes, plan_of, service, services};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
@@ -117,52 +114,6 @@ proptest! {
         let change = change(&Program::of(&before), &between(&before, &after));
         prop_assert_eq!(change, diff(&Program::of(&before), &Program::of(&after)));
     }
-}
-
-/// A plan with so many Services, each at its cluster address, with so many endpoints.
-pub(crate) fn services(family: Family, count: u32, endpoints: u32) -> NodePlan {
-    let facts = signpost_core::plan::NodeFacts {
-        cluster_cidrs: vec![if family == Family::Ipv4 { "10.128.0.0/9" } else { "fd00:80::/32" }.parse().unwrap()],
-        node_addresses: [at(family, 172, 1)].into(),
-        node_port_addresses: [at(family, 172, 1)].into(),
-        service_cidrs: Vec::new(),
-    };
-    let mut plan = NodePlan::empty(family, facts);
-    for number in 0..count {
-        let address = at(family, 96, number + 1);
-        plan.cluster_ips.insert(address);
-        let (key, frontend) = service(family, number, (0..endpoints).map(|one| number * endpoints + one));
-        plan.frontends.insert(key, frontend);
-    }
-    plan
-}
-
-fn at(family: Family, net: u8, number: u32) -> IpAddr {
-    let [_, b, c, d] = number.to_be_bytes();
-    match family {
-        Family::Ipv4 => [10, net + b, c, d].into(),
-        Family::Ipv6 => [0xfd00, net.into(), 0, 0, 0, 0, u16::from(b), u16::from_be_bytes([c, d])].into(),
-    }
-}
-
-/// The Service of a number, at endpoints of these numbers.
-pub(crate) fn service(family: Family, number: u32, endpoints: impl Iterator<Item = u32>) -> (FrontendKey, Frontend) {
-    let backend = |one| Backend { address: SocketAddr::new(at(family, 128, one), 8080), local: false };
-    let target = Target::Backends(endpoints.map(backend).collect());
-    let route = |masquerade| Route { target: target.clone(), masquerade };
-    let port = NonZeroU16::new(80).unwrap();
-    let key = FrontendKey::Address { address: at(family, 96, number + 1), protocol: Protocol::Tcp, port };
-    let service = ObjectName::new(&format!("namespace-{}", number % 100), &format!("service-{number}"));
-    let frontend = Frontend {
-        service_port: ServicePortName { service, port: "http".into() },
-        kind: FrontendKind::ClusterIp,
-        from_pod: route(false),
-        from_node: route(true),
-        from_elsewhere: route(true),
-        source_ranges: Arc::new([]),
-        affinity: None,
-    };
-    (key, frontend)
 }
 
 fn sizes(program: &Program) -> (usize, usize, usize) {
