@@ -26,7 +26,7 @@ mod strict;
 
 pub use check::{TypeError, check_merged_types, check_types};
 pub use go_print::go_print;
-pub use openapi::{Document, openapi_v3, openapi_v3_index};
+pub use openapi::{Document, OPENAPI_V2, openapi_v3, openapi_v3_index};
 pub use patch::{PatchError, strategic_merge};
 pub use protobuf::{ProtobufError, decode_protobuf};
 pub use prune::{UnknownField, prune};

@@ -30,6 +30,11 @@ pub struct Document {
     pub hash: String,
 }
 
+/// The answer to `/openapi/v2` for who accepts protobuf: a document without any definition (`swagger`, and title and
+/// version in `info`). kubectl looks there, and nowhere else, for kinds that version 3 does not know; an empty document
+/// lets it go on to say that there is no such kind.
+pub const OPENAPI_V2: &[u8] = b"\x0a\x032.0\x12\x15\x0a\x0aKubernetes\x12\x07v1.36.0";
+
 /// All documents by their paths below `/openapi/v3/`: `api/v1`, `apis/apps/v1`. Built at the first call.
 fn documents() -> &'static BTreeMap<String, Document> {
     static DOCUMENTS: LazyLock<BTreeMap<String, Document>> = LazyLock::new(|| {

@@ -118,12 +118,16 @@ fn message(id: StructId, name: &str, bytes: &[u8], into: &mut Map<String, Value>
             (Some(Entry::Field(name)), payload) => {
                 let Some(field) = schemas()[id].fields.get(*name) else { continue };
                 let slot = into.entry(*name).or_insert(Value::Null);
-                let misfit = || ProtobufError::WireType { field: (*name).into() };
-                merge(&field.shape, payload, slot).ok_or_else(misfit)??;
+                put(&field.shape, payload, slot, name)?;
             }
         }
     }
     Ok(())
+}
+
+/// As `merge`, of a field with a name.
+fn put(shape: &Shape, payload: Payload, slot: &mut Value, name: &str) -> Result<(), ProtobufError> {
+    merge(shape, payload, slot).ok_or_else(|| ProtobufError::WireType { field: name.into() })?
 }
 
 /// Puts a payload into a field: sets a scalar, adds to a list or map, completes a struct. `None`: not the field's type.
@@ -195,10 +199,15 @@ fn map_entry(values: &Shape, bytes: &[u8], map: &mut Map<String, Value>) -> Resu
     for field in Fields(bytes) {
         match field? {
             (1, Payload::Bytes(text)) => key = string(text),
-            (2, payload) => {
-                let misfit = || ProtobufError::WireType { field: key.clone() };
-                merge(values, payload, &mut value).ok_or_else(misfit)??;
+            // A list as a map's value is a message of its own, with the elements as field 1.
+            (2, Payload::Bytes(list)) if matches!(values, Shape::List(_)) => {
+                for element in Fields(list) {
+                    if let (1, payload) = element? {
+                        put(values, payload, &mut value, &key)?;
+                    }
+                }
             }
+            (2, payload) => put(values, payload, &mut value, &key)?,
             _ => {}
         }
     }

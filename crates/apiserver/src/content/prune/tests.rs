@@ -77,8 +77,9 @@ fn wrong_types_and_unknown_kinds_stay() {
 /// Reads an object into its typed struct and writes it again.
 fn typed(gvk: &Gvk, object: Value) -> Value {
     use k8s_openapi::api::{
-        apps::v1 as apps, autoscaling::v1 as autoscaling, coordination::v1 as coordination, core::v1 as core,
-        discovery::v1 as discovery, events::v1 as events, networking::v1 as networking,
+        apps::v1 as apps, authentication::v1 as authentication, authorization::v1 as authorization,
+        autoscaling::v1 as autoscaling, coordination::v1 as coordination, core::v1 as core, discovery::v1 as discovery,
+        events::v1 as events, networking::v1 as networking, policy::v1 as policy,
     };
     use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
     fn through<T: serde::de::DeserializeOwned + serde::Serialize>(object: Value) -> Value {
@@ -99,6 +100,12 @@ fn typed(gvk: &Gvk, object: Value) -> Value {
         ("apps", "Deployment") => through::<apps::Deployment>(object),
         ("apps", "ReplicaSet") => through::<apps::ReplicaSet>(object),
         ("apps", "StatefulSet") => through::<apps::StatefulSet>(object),
+        ("authentication.k8s.io", "SelfSubjectReview") => through::<authentication::SelfSubjectReview>(object),
+        ("authorization.k8s.io", "SelfSubjectAccessReview") => {
+            through::<authorization::SelfSubjectAccessReview>(object)
+        }
+        ("authorization.k8s.io", "SelfSubjectRulesReview") => through::<authorization::SelfSubjectRulesReview>(object),
+        ("policy", "Eviction") => through::<policy::Eviction>(object),
         ("autoscaling", "Scale") => through::<autoscaling::Scale>(object),
         ("coordination.k8s.io", "Lease") => through::<coordination::Lease>(object),
         ("discovery.k8s.io", "EndpointSlice") => through::<discovery::EndpointSlice>(object),

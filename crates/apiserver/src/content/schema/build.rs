@@ -3,8 +3,9 @@
 use super::{Field, Schemas, Shape, Struct, StructId, tags};
 use crate::content::Gvk;
 use k8s_openapi::api::{
-    apps::v1 as apps, autoscaling::v1 as autoscaling, coordination::v1 as coordination, core::v1 as core,
-    discovery::v1 as discovery, events::v1 as events, networking::v1 as networking,
+    apps::v1 as apps, authentication::v1 as authentication, authorization::v1 as authorization,
+    autoscaling::v1 as autoscaling, coordination::v1 as coordination, core::v1 as core, discovery::v1 as discovery,
+    events::v1 as events, networking::v1 as networking, policy::v1 as policy,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use schemars::generate::SchemaSettings;
@@ -38,6 +39,9 @@ fn roots() -> Vec<(&'static str, &'static str, &'static str, Root)> {
         ("apps", "v1", "Deployment", root::<apps::Deployment>),
         ("apps", "v1", "ReplicaSet", root::<apps::ReplicaSet>),
         ("apps", "v1", "StatefulSet", root::<apps::StatefulSet>),
+        ("authentication.k8s.io", "v1", "SelfSubjectReview", root::<authentication::SelfSubjectReview>),
+        ("authorization.k8s.io", "v1", "SelfSubjectAccessReview", root::<authorization::SelfSubjectAccessReview>),
+        ("authorization.k8s.io", "v1", "SelfSubjectRulesReview", root::<authorization::SelfSubjectRulesReview>),
         ("autoscaling", "v1", "Scale", root::<autoscaling::Scale>),
         ("coordination.k8s.io", "v1", "Lease", root::<coordination::Lease>),
         ("discovery.k8s.io", "v1", "EndpointSlice", root::<discovery::EndpointSlice>),
@@ -45,6 +49,7 @@ fn roots() -> Vec<(&'static str, &'static str, &'static str, Root)> {
         ("networking.k8s.io", "v1", "IPAddress", root::<networking::IPAddress>),
         ("networking.k8s.io", "v1", "NetworkPolicy", root::<networking::NetworkPolicy>),
         ("networking.k8s.io", "v1", "ServiceCIDR", root::<networking::ServiceCIDR>),
+        ("policy", "v1", "Eviction", root::<policy::Eviction>),
         ("", "v1", "Status", root::<meta::Status>),
         ("", "v1", "DeleteOptions", root::<meta::DeleteOptions>),
     ]
