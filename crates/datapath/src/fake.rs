@@ -12,7 +12,7 @@ use crate::nftables::chain::Chain;
 use crate::nftables::change::{Change, Load};
 use crate::nftables::element::Data;
 use crate::nftables::layout::Set;
-use crate::nftables::observed::{ObservedChain, Table};
+use crate::nftables::observed::{ObservedChain, ObservedHook, Table};
 use crate::nftables::render::layout_name;
 use crate::nftables::rule::{Action, rules};
 use crate::nftables::{Nftables, NftablesConfig, NftablesError, Observed, Program};
@@ -178,7 +178,12 @@ fn load_table(is_there: bool, load: &Load) -> Result<Table, String> {
 }
 
 fn chain_of(family: Family, chain: Chain) -> ObservedChain {
-    let hook = chain.hook().map(|hook| ("nat".to_owned(), hook.hook.to_owned(), hook.priority, "accept".to_owned()));
+    let hook = chain.hook().map(|hook| ObservedHook {
+        kind: "nat".to_owned(),
+        hook: hook.number,
+        priority: hook.priority,
+        accepts: true,
+    });
     ObservedChain { hook, rules: rules(chain).iter().map(|rule| rule.comment(family)).collect() }
 }
 

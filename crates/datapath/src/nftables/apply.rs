@@ -1,14 +1,16 @@
-//! Reads and writes the kernel, with `nft`: the command line is the interface that its makers document and keep.
+//! Writes the kernel, with `nft`: the command line is the interface that its makers document and keep, and a script of it
+//! is one transaction.
 
 use std::ffi::OsString;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use nix::errno::Errno;
 use signpost_core::object::Family;
 
 use super::layout::{TABLE, ip};
-use super::observed::{self, Observed};
+use super::netlink::NetlinkError;
 
 /// Why the kernel could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -48,14 +50,23 @@ pub enum NftablesError {
         /// What it said, the first lines.
         said: String,
     },
-    /// Its listing is not what it should be.
-    #[error("cannot read nft's listing of the table {} {TABLE}: {source}; signpost needs nft 1.0.6 or newer", ip(*.family))]
-    Listing {
+    /// The kernel does not list what it has.
+    #[error("the kernel does not list the table {} {TABLE}: {source}; signpost needs Linux 6.1 or newer with nf_tables", ip(*.family))]
+    Netlink {
+        /// The table's family.
+        family: Family,
+        /// Why not.
+        #[source]
+        source: Errno,
+    },
+    /// Its answer is not to be used.
+    #[error("cannot read the kernel's listing of the table {} {TABLE}: {source}", ip(*.family))]
+    Answer {
         /// The table's family.
         family: Family,
         /// What is wrong.
         #[source]
-        source: serde_json::Error,
+        source: NetlinkError,
     },
     /// The table is kube-proxy's.
     #[error(
@@ -85,7 +96,7 @@ impl Nft {
         op: &'static str,
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), NftablesError> {
-        let mut child = self.spawn(op, &["-f", "-"], Stdio::piped(), Stdio::null())?;
+        let mut child = self.spawn(op)?;
         let stdin = child.stdin.take().expect("it was piped");
         let said = thread::scope(|scope| {
             let stderr = child.stderr.take().expect("it was piped");
@@ -103,42 +114,10 @@ impl Nft {
         self.end(op, child, said)
     }
 
-    /// Lists the family's table.
-    pub fn observe(&self) -> Result<Observed, NftablesError> {
-        const OP: &str = "list what is there";
-        if !self.list_tables(OP)?.lines().any(|line| line.trim() == format!("table {} {TABLE}", ip(self.family))) {
-            return Ok(Observed::default());
-        }
-        let family = self.family;
-        let mut child = self.spawn(OP, &["-j", "list", "table", ip(family), TABLE], Stdio::null(), Stdio::piped())?;
-        let stdout = child.stdout.take().expect("it was piped");
-        let stderr = child.stderr.take().expect("it was piped");
-        let (listing, said) = thread::scope(|scope| {
-            let said = scope.spawn(|| complaint(stderr));
-            let mut stdout = BufReader::with_capacity(1 << 16, stdout);
-            let listing = observed::read(&mut stdout);
-            // What is left unread would keep it from ending.
-            let drained = io::copy(&mut stdout, &mut io::sink());
-            (drained.map(|_| listing), said.join().expect("reading does not panic"))
-        });
-        self.end(OP, child, Ok(said))?;
-        listing.map_err(|source| self.failed(OP, source))?.map_err(|source| NftablesError::Listing { family, source })
-    }
-
-    fn list_tables(&self, op: &'static str) -> Result<String, NftablesError> {
-        let mut child = self.spawn(op, &["list", "tables", ip(self.family)], Stdio::null(), Stdio::piped())?;
-        let mut tables = String::new();
-        let mut stdout = child.stdout.take().expect("it was piped");
-        // A few lines each: neither pipe can fill up while the other is read.
-        stdout.read_to_string(&mut tables).map_err(|source| self.failed(op, source))?;
-        let said = child.stderr.take().map(complaint).unwrap_or_default();
-        self.end(op, child, Ok(said))?;
-        Ok(tables)
-    }
-
-    fn spawn(&self, op: &'static str, arguments: &[&str], stdin: Stdio, stdout: Stdio) -> Result<Child, NftablesError> {
+    fn spawn(&self, op: &'static str) -> Result<Child, NftablesError> {
         let mut command = Command::new(&self.program);
-        command.args(arguments).env("LC_ALL", "C").stdin(stdin).stdout(stdout).stderr(Stdio::piped());
+        command.args(["-f", "-"]).env("LC_ALL", "C");
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => NftablesError::Missing { program: self.program.clone() },
             _ => self.failed(op, source),

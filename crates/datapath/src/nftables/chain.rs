@@ -131,15 +131,15 @@ impl Chain {
         Chain::NatPostrouting,
     ];
 
-    /// Type, hook, priority and policy, if it is a base chain.
+    /// Where it hangs, if it is a base chain.
     pub fn hook(self) -> Option<Hook> {
-        let (hook, priority) = match self {
-            Chain::NatPrerouting => ("prerouting", -100),
-            Chain::NatOutput => ("output", -100),
-            Chain::NatPostrouting => ("postrouting", 100),
+        let (hook, number, priority) = match self {
+            Chain::NatPrerouting => ("prerouting", 0, -100),
+            Chain::NatOutput => ("output", 3, -100),
+            Chain::NatPostrouting => ("postrouting", 4, 100),
             _ => return None,
         };
-        Some(Hook { hook, priority })
+        Some(Hook { hook, number, priority })
     }
 }
 
@@ -148,6 +148,8 @@ impl Chain {
 pub struct Hook {
     /// The hook's name.
     pub hook: &'static str,
+    /// The hook's number in the kernel (`NF_INET_...`).
+    pub number: u32,
     /// The priority: destinations are rewritten at -100, sources at 100.
     pub priority: i32,
 }

@@ -4,7 +4,7 @@
 //! ```text
 //! NodePlan ──▶ program ──▶ change, repair ──▶ render ──▶ apply (nft -f -)
 //!                 │           ▲
-//!                 walk     observed ◀── nft -j list table
+//!                 walk     observed ◀── observe (netlink)
 //! ```
 //!
 //! A packet's frontend is looked up in one map and leads to a chain for its *number* of backends; that chain draws a
@@ -26,6 +26,8 @@ pub mod change;
 pub mod element;
 mod generation;
 pub mod layout;
+pub mod netlink;
+mod observe;
 pub mod observed;
 pub mod program;
 pub mod render;
@@ -111,7 +113,7 @@ impl Datapath for Nftables {
     }
 
     fn observe(&mut self) -> Result<Observed, NftablesError> {
-        let observed = self.nft.observe()?;
+        let observed = observe::observe(self.nft.family)?;
         match &observed.table {
             Some(table) if table.is_foreign() && !self.take_over => {
                 Err(NftablesError::Foreign { family: self.nft.family })

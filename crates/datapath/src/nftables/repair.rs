@@ -37,8 +37,8 @@ fn has_layout(want: &Program, table: &Table) -> bool {
 fn is_hooked(chain: Chain, found: &ObservedChain) -> bool {
     match (chain.hook(), &found.hook) {
         (None, None) => true,
-        (Some(want), Some((kind, hook, priority, policy))) => {
-            kind == "nat" && hook == want.hook && *priority == want.priority && policy == "accept"
+        (Some(want), Some(found)) => {
+            found.kind == "nat" && found.hook == want.number && found.priority == want.priority && found.accepts
         }
         _ => false,
     }

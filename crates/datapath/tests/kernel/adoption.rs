@@ -85,6 +85,30 @@ fn handle(netns: &Netns, table: &str, chain: &str) -> String {
 }
 
 #[test]
+fn ranges_at_the_edges_read_back() {
+    let netns = Netns::new();
+    let edges = [
+        &["0.0.0.0/0", "::/0"][..],
+        &["0.0.0.0/8", "255.255.255.0/24", "10.0.0.0/24", "10.0.1.0/24", "10.0.2.1/32", "10.0.2.2/32"],
+        &["::/16", "ffff::/16", "fd00::/64", "fd00:0:0:1::/64", "fd00::2:0:0:1/128", "255.255.255.255/32"],
+    ];
+    for family in FAMILIES {
+        for ranges in edges {
+            let mut plan = plans::everything(family);
+            plan.cluster_cidrs = ranges.iter().map(|range| range.parse().unwrap()).collect();
+            plan.service_cidrs = plan.cluster_cidrs.clone();
+            for frontend in plan.frontends.values_mut() {
+                if !frontend.source_ranges.is_empty() {
+                    frontend.source_ranges = plan.cluster_cidrs.clone().into();
+                }
+            }
+            program(&netns, &plan);
+            assert_eq!(repair(&netns, &plan), Change::none(family), "{ranges:?}");
+        }
+    }
+}
+
+#[test]
 fn other_tables_are_left_alone() {
     let netns = Netns::new();
     netns.command("nft", "add table ip mine");
