@@ -3,12 +3,14 @@
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::object;
 use crate::registry::KindInfo;
 use crate::request::Shape;
+use crate::tables::{self, RowObject};
 use crate::views;
 
 impl IntoResponse for ApiError {
@@ -26,29 +28,47 @@ pub fn json_response(code: StatusCode, value: &Value) -> Response {
     response
 }
 
-/// An object as one message of an answer or a watch, in a shape.
-pub fn shown(kind: &'static KindInfo, value: &Value, shape: Shape) -> Value {
-    let served = views::to_served(kind, value);
-    match shape {
-        Shape::Object | Shape::Table => served.into_owned(),
+/// How a client wants to see objects, with what it asked to stand in table rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// Objects, metadata or tables.
+    pub shape: Shape,
+    /// In tables: what a row brings along.
+    pub row_object: RowObject,
+}
+
+/// An object alone, in an answer or a watch event. `described`: a table says what its columns are.
+pub fn shown(kind: &'static KindInfo, value: &Value, look: Look, described: bool) -> Value {
+    match look.shape {
+        Shape::Object => views::to_served(kind, value).into_owned(),
         Shape::Metadata => json!({
-            "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": served["metadata"],
+            "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": value["metadata"],
         }),
+        Shape::Table => {
+            let metadata = json!({"resourceVersion": object::meta(value, "resourceVersion")});
+            tables::table(kind, [value].into_iter(), metadata, described, look.row_object, Timestamp::now())
+        }
     }
 }
 
-/// A list in a shape.
+/// An object alone, as an answer.
+pub fn shown_one(kind: &'static KindInfo, value: &Value, look: Look) -> Value {
+    shown(kind, value, look, true)
+}
+
+/// A list.
 pub fn shown_list<'a>(
     kind: &'static KindInfo,
     values: impl Iterator<Item = &'a Value>,
     metadata: Value,
-    shape: Shape,
+    look: Look,
 ) -> Value {
-    let items: Vec<Value> = values.map(|value| shown(kind, value, shape)).collect();
-    let (api_version, list_kind) = match shape {
+    let (api_version, list_kind) = match look.shape {
+        Shape::Table => return tables::table(kind, values, metadata, true, look.row_object, Timestamp::now()),
         Shape::Metadata => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList".to_owned()),
-        Shape::Object | Shape::Table => (kind.api_version(), format!("{}List", kind.kind)),
+        Shape::Object => (kind.api_version(), format!("{}List", kind.kind)),
     };
+    let items: Vec<Value> = values.map(|value| shown(kind, value, look, true)).collect();
     json!({"kind": list_kind, "apiVersion": api_version, "metadata": metadata, "items": items})
 }
 

@@ -60,11 +60,6 @@ impl LabelSelector {
         Ok(LabelSelector { requirements })
     }
 
-    /// Whether everything matches.
-    pub fn is_empty(&self) -> bool {
-        self.requirements.is_empty()
-    }
-
     /// Whether an object's labels meet every requirement.
     pub fn matches(&self, object: &Value) -> bool {
         let label = |key: &str| object.get("metadata")?.get("labels")?.get(key)?.as_str();

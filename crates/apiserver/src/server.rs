@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use axum::Router;
 use axum::body::Body;
@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
-use crate::handlers;
+use crate::handlers::{self, Snapshots};
 use crate::pod_streams::PodStreams;
 use crate::registry;
 use crate::store::allocations::Allocations;
@@ -62,6 +62,7 @@ pub enum ApiServerError {
 pub struct ApiServer {
     pub(crate) config: ApiConfig,
     pub(crate) store: Store,
+    pub(crate) snapshots: Mutex<Snapshots>,
     pub(crate) pod_streams: OnceLock<Arc<dyn PodStreams>>,
     /// Cancelled when the server goes away: ends watches.
     pub(crate) closing: CancellationToken,
@@ -84,8 +85,13 @@ impl ApiServer {
         }
         let allocations = Allocations::new(cidrs, config.node_ports.clone());
         let store = Store::open(config.dir.as_deref(), allocations)?;
-        let server =
-            Arc::new(ApiServer { config, store, pod_streams: OnceLock::new(), closing: CancellationToken::new() });
+        let server = Arc::new(ApiServer {
+            config,
+            store,
+            snapshots: Mutex::default(),
+            pod_streams: OnceLock::new(),
+            closing: CancellationToken::new(),
+        });
         crate::bootstrap::run(&server).await.map_err(ApiServerError::Bootstrap)?;
         crate::reaper::spawn(&server);
         Ok(server)

@@ -228,9 +228,10 @@ async fn the_service_kubernetes_leads_to_the_api() {
 }
 
 async fn https_client(url: &str, tls: &TlsIdentity, token: &Token) -> kube::Client {
-    let config = Kubeconfig::from_yaml(&kubeconfig(url, tls, token)).unwrap();
-    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.unwrap();
-    kube::Client::try_from(config).unwrap()
+    let config = Kubeconfig::from_yaml(&kubeconfig(url, tls, token)).expect("a kubeconfig is YAML");
+    let config =
+        kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.expect("it is whole");
+    kube::Client::try_from(config).expect("it can be used")
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use crate::admission;
 use crate::error::ApiError;
 use crate::object;
 use crate::registry;
-use crate::respond::{json_response, shown};
+use crate::respond::{json_response, shown_one};
 use crate::server::ApiServer;
 use crate::store::{Object, Transaction};
 use crate::views;
@@ -27,7 +27,7 @@ pub(super) async fn create(server: &ApiServer, call: &Call, mut body: Value) -> 
     } else {
         server.store.write(decide).await?.value.clone()
     };
-    Ok(json_response(StatusCode::CREATED, &shown(call.place.kind, &value, call.shape)))
+    Ok(json_response(StatusCode::CREATED, &shown_one(call.place.kind, &value, call.look())))
 }
 
 /// Admits and stores a new object.

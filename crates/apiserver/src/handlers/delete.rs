@@ -14,7 +14,7 @@ use crate::clock;
 use crate::error::ApiError;
 use crate::object;
 use crate::registry::KindInfo;
-use crate::respond::{gone, json_response, shown, shown_list};
+use crate::respond::{gone, json_response, shown_list, shown_one};
 use crate::server::ApiServer;
 use crate::store::{Object, Transaction};
 
@@ -88,7 +88,7 @@ pub(super) async fn delete(server: &ApiServer, call: &Call, body: Value) -> Resu
         Outcome::Gone(object) if !matches!(kind.kind, "Pod" | "Service" | "ServiceAccount") => {
             gone(kind, &object.value)
         }
-        Outcome::Gone(object) | Outcome::Going(object) => shown(kind, &object.value, call.shape),
+        Outcome::Gone(object) | Outcome::Going(object) => shown_one(kind, &object.value, call.look()),
     };
     Ok(json_response(StatusCode::OK, &answer))
 }
@@ -114,7 +114,7 @@ pub(super) async fn delete_collection(server: &ApiServer, call: &Call, body: Val
     }
     let metadata = json!({"resourceVersion": revision.to_string()});
     let values = objects.iter().map(|object| &object.value);
-    Ok(json_response(StatusCode::OK, &shown_list(kind, values, metadata, call.shape)))
+    Ok(json_response(StatusCode::OK, &shown_list(kind, values, metadata, call.look())))
 }
 
 /// Deletes an object as the garbage collector would: with its own grace. One that is gone is no error.

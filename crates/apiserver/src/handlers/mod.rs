@@ -4,8 +4,10 @@ mod binding;
 mod body;
 mod create;
 mod delete;
+mod other;
 mod patch;
 mod read;
+mod scale;
 mod update;
 mod watch;
 
@@ -19,10 +21,12 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::request::{self, Place, Query, Shape, Target};
-use crate::respond::warned;
+use crate::respond::{Look, warned};
 use crate::server::ApiServer;
+use crate::tables::RowObject;
 
 pub(crate) use self::delete::delete_in_background;
+pub(crate) use self::read::Snapshots;
 pub(crate) use self::update::is_finished;
 
 /// A request for objects, read.
@@ -33,6 +37,16 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// How the client wants to see objects.
+    fn look(&self) -> Look {
+        let row_object = match self.query.get("includeObject") {
+            Some("None") => RowObject::None,
+            Some("Object") => RowObject::Object,
+            _ => RowObject::Metadata,
+        };
+        Look { shape: self.shape, row_object }
+    }
+
     fn name(&self) -> Result<&str, ApiError> {
         self.place.name.as_deref().ok_or(ApiError::MethodNotAllowed)
     }
@@ -58,7 +72,7 @@ async fn dispatch(server: &Arc<ApiServer>, request: Request<Body>) -> Result<Res
             let response = subresource(server, &call, request).await.unwrap_or_else(IntoResponse::into_response);
             Ok(warned(response, &deprecations(&call)))
         }
-        Target::Other(_) => Err(ApiError::NoSuchResource),
+        Target::Other(parts) => other::other(&parts, &query, request).await,
     }
 }
 
@@ -74,6 +88,7 @@ async fn subresource(server: &Arc<ApiServer>, call: &Call, request: Request<Body
     match (kind.kind, call.place.subresource.as_deref()) {
         (_, None) => objects(server, call, request, false).await,
         (_, Some("status")) if kind.has_status => objects(server, call, request, true).await,
+        (_, Some("scale")) if kind.has_scale => scale::scale(server, call, request).await,
         ("Namespace", Some("finalize")) if request.method() == Method::PUT => {
             let (value, warnings) = object_body(call, request).await?;
             Ok(warned(update::finalize(server, call, &value).await?, &warnings))

@@ -10,7 +10,7 @@ use crate::content;
 use crate::error::ApiError;
 use crate::object;
 use crate::registry::KindInfo;
-use crate::respond::{json_response, shown, warned};
+use crate::respond::{json_response, shown_one, warned};
 use crate::server::ApiServer;
 use crate::store::Transaction;
 use crate::views;
@@ -20,14 +20,15 @@ const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+jso
 /// As the real server: more operations than this are refused unread.
 const OPERATIONS: usize = 10_000;
 
-enum Patch {
+/// A patch, read.
+pub(super) enum Patch {
     Json(Vec<json_patch::PatchOperation>),
     Merge(Value),
     Strategic(Value),
 }
 
 impl Patch {
-    fn read(content_type: &str, bytes: &[u8]) -> Result<Patch, ApiError> {
+    pub(super) fn read(content_type: &str, bytes: &[u8]) -> Result<Patch, ApiError> {
         match content_type {
             "application/json-patch+json" => {
                 let operations: json_patch::Patch = serde_json::from_slice(bytes)
@@ -43,7 +44,16 @@ impl Patch {
         }
     }
 
-    fn apply(&self, kind: &KindInfo, mut object: Value) -> Result<Value, ApiError> {
+    /// For an object without lists, where a strategic merge is a plain one.
+    pub(super) fn without_schema(self) -> Patch {
+        match self {
+            Patch::Strategic(patch) => Patch::Merge(patch),
+            other => other,
+        }
+    }
+
+    /// What it makes of an object.
+    pub(super) fn apply(&self, kind: &KindInfo, mut object: Value) -> Result<Value, ApiError> {
         match self {
             Patch::Json(operations) => {
                 for operation in operations {
@@ -106,5 +116,5 @@ pub(super) async fn patch(
     };
     let (object, warnings) =
         if call.query.dry_run()? { server.store.rehearse(decide)? } else { server.store.write(decide).await? };
-    Ok(warned(json_response(StatusCode::OK, &shown(kind, &object.value, call.shape)), &warnings))
+    Ok(warned(json_response(StatusCode::OK, &shown_one(kind, &object.value, call.look())), &warnings))
 }

@@ -1,18 +1,27 @@
-//! GET: one object, or a list.
+//! GET: one object, or a list, whole or page by page.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::StatusCode;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::Call;
 use crate::error::ApiError;
-use crate::respond::{json_response, shown, shown_list};
+use crate::registry::KindInfo;
+use crate::respond::{json_response, shown_list, shown_one};
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::server::ApiServer;
 use crate::store::Object;
 use crate::views;
+
+const SNAPSHOTS: usize = 64;
+const SNAPSHOT_LIFE: Duration = Duration::from_secs(300);
 
 /// What a list or watch chooses.
 pub(super) struct Filter {
@@ -20,7 +29,7 @@ pub(super) struct Filter {
     fields: FieldSelector,
     namespace: Option<String>,
     name: Option<String>,
-    kind: &'static crate::registry::KindInfo,
+    kind: &'static KindInfo,
 }
 
 impl Filter {
@@ -50,15 +59,103 @@ pub(super) fn get(server: &ApiServer, call: &Call) -> Result<Response, ApiError>
     let kind = call.place.kind;
     let object = server.store.read().get(kind, call.place.namespace(), call.name()?).cloned();
     let object = object.ok_or_else(|| call.not_found())?;
-    Ok(json_response(StatusCode::OK, &shown(kind, &object.value, call.shape)))
+    Ok(json_response(StatusCode::OK, &shown_one(kind, &object.value, call.look())))
+}
+
+/// A list that is given out page by page, all pages of one revision.
+struct Snapshot {
+    id: u64,
+    /// Path and selectors: a token is good for the list it came with only.
+    of: String,
+    taken: Instant,
+    revision: u64,
+    objects: Arc<Vec<Arc<Object>>>,
+}
+
+/// The lists that clients are in the middle of.
+#[derive(Default)]
+pub(crate) struct Snapshots {
+    next: u64,
+    kept: VecDeque<Snapshot>,
 }
 
 pub(super) fn list(server: &ApiServer, call: &Call) -> Result<Response, ApiError> {
     let kind = call.place.kind;
-    let (objects, revision) = chosen(server, call)?;
-    let metadata = json!({"resourceVersion": revision.to_string()});
-    let values = objects.iter().map(|object| &object.value);
-    Ok(json_response(StatusCode::OK, &shown_list(kind, values, metadata, call.shape)))
+    let limit = call.query.number::<usize>("limit")?.filter(|&limit| limit > 0).unwrap_or(usize::MAX);
+    let (objects, revision, start, id) = match call.query.get("continue") {
+        Some(token) => resumed(server, call, token)?,
+        None => {
+            let (objects, revision) = chosen(server, call)?;
+            check_revision(call, revision)?;
+            (Arc::new(objects), revision, 0, None)
+        }
+    };
+    let end = objects.len().min(start.saturating_add(limit));
+    let mut metadata = json!({"resourceVersion": revision.to_string()});
+    if end < objects.len() {
+        let id = id.unwrap_or_else(|| keep(server, call, &objects, revision));
+        let token = URL_SAFE_NO_PAD.encode(json!({"v": 1, "id": id, "start": end}).to_string());
+        metadata["continue"] = token.into();
+        metadata["remainingItemCount"] = (objects.len() - end).into();
+    }
+    let values = objects[start.min(end)..end].iter().map(|object| &object.value);
+    Ok(json_response(StatusCode::OK, &shown_list(kind, values, metadata, call.look())))
+}
+
+fn identity(call: &Call) -> String {
+    let query = |key| call.query.get(key).unwrap_or("");
+    format!(
+        "{}/{}/{}?{}&{}",
+        call.place.kind.group,
+        call.place.namespace(),
+        call.place.kind.plural,
+        query("labelSelector"),
+        query("fieldSelector")
+    )
+}
+
+fn keep(server: &ApiServer, call: &Call, objects: &Arc<Vec<Arc<Object>>>, revision: u64) -> u64 {
+    let mut snapshots = server.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+    snapshots.next += 1;
+    let id = snapshots.next;
+    if snapshots.kept.len() >= SNAPSHOTS {
+        snapshots.kept.pop_front();
+    }
+    let snapshot = Snapshot { id, of: identity(call), taken: Instant::now(), revision, objects: objects.clone() };
+    snapshots.kept.push_back(snapshot);
+    id
+}
+
+type Resumed = (Arc<Vec<Arc<Object>>>, u64, usize, Option<u64>);
+
+fn resumed(server: &ApiServer, call: &Call, token: &str) -> Result<Resumed, ApiError> {
+    let invalid = || ApiError::bad_request("continue key is not valid");
+    let token: Value =
+        URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).ok_or_else(invalid)?;
+    let number = |key: &str| token.get(key).and_then(Value::as_u64).ok_or_else(invalid);
+    let (id, start) = (number("id")?, usize::try_from(number("start")?).map_err(|_| invalid())?);
+    let mut snapshots = server.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+    snapshots.kept.retain(|snapshot| snapshot.taken.elapsed() < SNAPSHOT_LIFE);
+    let snapshot = snapshots.kept.iter().find(|snapshot| snapshot.id == id).ok_or_else(|| ApiError::Expired {
+        message: "The provided continue parameter is too old to display a consistent list result. You can start a new \
+                  list without the continue parameter."
+            .to_owned(),
+    })?;
+    if snapshot.of != identity(call) {
+        return Err(invalid());
+    }
+    Ok((snapshot.objects.clone(), snapshot.revision, start, Some(id)))
+}
+
+/// Only the newest revision can be listed: an exact other one is gone.
+fn check_revision(call: &Call, revision: u64) -> Result<(), ApiError> {
+    let exact = call.query.get("resourceVersionMatch") == Some("Exact");
+    match call.query.number::<u64>("resourceVersion")? {
+        Some(asked) if exact && asked != revision => Err(ApiError::Expired {
+            message: format!("The resourceVersion for the provided list is too old: {asked} ({revision})"),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// All objects that a call's selectors choose, and the revision they are of.

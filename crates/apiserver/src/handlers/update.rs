@@ -11,7 +11,7 @@ use crate::admission;
 use crate::error::ApiError;
 use crate::object;
 use crate::registry::KindInfo;
-use crate::respond::{json_response, shown};
+use crate::respond::{json_response, shown_one};
 use crate::server::ApiServer;
 use crate::store::{Object, Transaction};
 use crate::views;
@@ -36,7 +36,7 @@ pub(super) async fn update(
     };
     let (code, object) =
         if call.query.dry_run()? { server.store.rehearse(decide)? } else { server.store.write(decide).await? };
-    Ok(json_response(code, &shown(kind, &object.value, call.shape)))
+    Ok(json_response(code, &shown_one(kind, &object.value, call.look())))
 }
 
 /// Admits and stores a changed object. An unchanged one keeps its revision; one whose last finalizer goes, goes.
@@ -80,5 +80,5 @@ pub(super) async fn finalize(server: &ApiServer, call: &Call, body: &Value) -> R
         Ok(if done { transaction.delete(kind, value) } else { transaction.put(kind, value) })
     };
     let object = server.store.write(decide).await?;
-    Ok(json_response(StatusCode::OK, &shown(kind, &object.value, call.shape)))
+    Ok(json_response(StatusCode::OK, &shown_one(kind, &object.value, call.look())))
 }

@@ -20,7 +20,7 @@ use crate::error::ApiError;
 use crate::object;
 use crate::registry::KindInfo;
 use crate::request::Shape;
-use crate::respond::shown;
+use crate::respond::{Look, shown};
 use crate::server::ApiServer;
 use crate::store::{Change, Object, Watch};
 
@@ -30,7 +30,9 @@ const LONGEST: Duration = Duration::from_secs(3600);
 struct Stream {
     server: Arc<ApiServer>,
     kind: &'static KindInfo,
-    shape: Shape,
+    look: Look,
+    /// A table said what its columns are.
+    described: bool,
     filter: Filter,
     watch: Watch,
     waiting: VecDeque<Bytes>,
@@ -63,7 +65,8 @@ pub(super) fn watch(server: &Arc<ApiServer>, call: &Call) -> Result<Response, Ap
     let mut stream = Stream {
         server: server.clone(),
         kind: call.place.kind,
-        shape: call.shape,
+        look: call.look(),
+        described: false,
         filter,
         watch: server.store.watch(call.place.kind, after),
         waiting: VecDeque::new(),
@@ -161,7 +164,7 @@ impl Stream {
     }
 
     /// What one change is for this client: an object can also come into or leave its choice.
-    fn changed(&self, change: &Change) -> Option<Bytes> {
+    fn changed(&mut self, change: &Change) -> Option<Bytes> {
         let was = change.before.as_ref().is_some_and(|before| self.filter.matches(&before.value));
         let is = !change.deleted && self.filter.matches(&change.object.value);
         match (was, is) {
@@ -197,11 +200,17 @@ impl Stream {
         if initial_end {
             object["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
-        event("BOOKMARK", &shown(self.kind, &object, self.shape))
+        let mut shown = shown(self.kind, &object, self.look, false);
+        if self.look.shape == Shape::Table {
+            // A bookmark is no row.
+            shown["rows"] = json!([]);
+        }
+        event("BOOKMARK", &shown)
     }
 
-    fn line(&self, kind_of_event: &str, value: &Value) -> Bytes {
-        event(kind_of_event, &shown(self.kind, value, self.shape))
+    fn line(&mut self, kind_of_event: &str, value: &Value) -> Bytes {
+        let described = !std::mem::replace(&mut self.described, true);
+        event(kind_of_event, &shown(self.kind, value, self.look, described))
     }
 }
 
