@@ -135,14 +135,29 @@ impl<K: Cached> Cache<K> {
     }
 
     /// A new list, as of `revision`. What our own writes made after it stays.
+    ///
+    /// A list that is older than what the watch has told means that the API lost its past (a backup was restored): then
+    /// the list is all there is.
     pub fn replace(&self, list: Vec<K>, revision: u64) -> Vec<Transition<K>> {
         let mut inner = self.write();
+        let lost = inner.seen.is_some_and(|seen| seen > revision);
+        if lost {
+            inner.deleted.clear();
+        }
+        inner.seen = Some(revision);
         let listed: BTreeSet<String> = list.iter().map(|object| uid_of(object).to_owned()).collect();
         inner.deleted.retain(|uid| listed.contains(uid));
         let gone: Vec<Arc<K>> = inner
             .objects
             .values()
-            .filter(|object| !listed.contains(uid_of(object.as_ref())) && revision_of(object.as_ref()) <= revision)
+            .filter(|object| {
+                let newer = revision_of(object.as_ref()) > revision;
+                if lost {
+                    newer || !listed.contains(uid_of(object.as_ref()))
+                } else {
+                    !newer && !listed.contains(uid_of(object.as_ref()))
+                }
+            })
             .cloned()
             .collect();
         let mut transitions: Vec<_> =
@@ -285,6 +300,17 @@ mod tests {
         cache.set_seen(2);
         assert!(cache.absorb(object("a", "1", 1, "red")).is_none());
         assert!(cache.absorb(object("b", "2", 3, "red")).is_some());
+    }
+
+    #[test]
+    fn a_list_older_than_what_was_seen_is_all_there_is() {
+        let cache = Cache::default();
+        cache.apply(object("a", "1", 90, "red"));
+        cache.apply(object("b", "2", 91, "red"));
+        cache.set_seen(91);
+        cache.replace(vec![object("a", "1", 4, "blue")], 5);
+        assert_eq!((names(&cache, "red").len(), names(&cache, "blue")), (0, vec!["a".to_owned()]));
+        assert_eq!(cache.seen(), Some(5));
     }
 
     #[test]

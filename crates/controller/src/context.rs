@@ -13,10 +13,11 @@ use kube::{Client, Resource};
 use serde::Serialize;
 use serde_json::{Value, json};
 use signpost_core::object::ObjectName;
+use tokio::sync::mpsc;
 
 use crate::ControllerOptions;
 use crate::cache::{name_of, uid_of};
-use crate::events::Recorder;
+use crate::events::{Note, Recorder};
 use crate::progress::Busy;
 use crate::routes::Queues;
 use crate::world::{Watched, World};
@@ -115,6 +116,15 @@ pub trait Written: Watched + Serialize + Resource<Scope = NamespaceResourceScope
 impl<K: Watched + Serialize + Resource<Scope = NamespaceResourceScope>> Written for K {}
 
 impl Context {
+    /// Empty caches and queues, and the notes that are to become Events.
+    pub fn new(client: Client, options: ControllerOptions) -> (Context, mpsc::Receiver<Note>) {
+        let busy = Arc::new(Busy::default());
+        let world = Arc::new(World::new(&options));
+        let queues = Queues::new(&options, &busy);
+        let (events, notes) = Recorder::new();
+        (Context { client, world, queues, events, options, busy }, notes)
+    }
+
     fn api<K: Written>(&self, namespace: &str) -> Api<K> {
         Api::namespaced(self.client.clone(), namespace)
     }

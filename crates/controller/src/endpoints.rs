@@ -14,6 +14,9 @@ use crate::workers;
 
 pub mod plan;
 
+#[cfg(test)]
+mod tests;
+
 /// The controller's own memory.
 #[derive(Default)]
 pub struct Controller {

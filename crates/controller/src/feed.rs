@@ -37,31 +37,35 @@ pub async fn feed<K: Watched>(context: Arc<Context>) {
     let api: Api<K> = Api::all(context.client.clone());
     let mut pause = FIRST_PAUSE;
     loop {
-        match list(&context, &api).await {
-            Ok(mut revision) => {
-                pause = FIRST_PAUSE;
-                loop {
-                    match watch(&context, &api, &mut revision).await {
-                        End::Closed => tokio::time::sleep(FIRST_PAUSE).await,
-                        End::Lost(None) => break,
-                        End::Lost(Some(error)) => {
-                            tracing::debug!(kind = %K::kind(&()), %error, "watch lost, listing again");
-                            tokio::time::sleep(pause).await;
-                            break;
-                        }
-                    }
-                }
+        match follow(&context, &api, &mut pause).await {
+            None => tracing::debug!(kind = %K::kind(&()), "the watch was too old, listing again"),
+            Some(error) if is_not_served(&error) => {
+                // A kind that this API does not have has no objects.
+                told::<K>(&context, 0);
+                pause = LONGEST_PAUSE;
             }
-            Err(error) => {
-                if is_not_served(&error) {
-                    // A kind that this API does not have has no objects.
-                    told::<K>(&context, 0);
-                    pause = LONGEST_PAUSE;
-                }
-                tracing::debug!(kind = %K::kind(&()), %error, "list failed, trying again");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
+            Some(error) => tracing::debug!(kind = %K::kind(&()), %error, "lost the API, listing again"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// A list, and watches from there until one can't go on. `None`: 410. A watch that works makes the pause short again.
+async fn follow<K: Watched>(context: &Context, api: &Api<K>, pause: &mut Duration) -> Option<kube::Error> {
+    let mut revision = match list(context, api).await {
+        Ok(revision) => revision,
+        Err(error) => return Some(error),
+    };
+    loop {
+        let before = revision;
+        let end = watch(context, api, &mut revision).await;
+        if revision > before {
+            *pause = FIRST_PAUSE;
+        }
+        match end {
+            End::Closed => tokio::time::sleep(FIRST_PAUSE).await,
+            End::Lost(error) => return error,
         }
     }
 }
@@ -121,3 +125,6 @@ async fn watch<K: Watched>(context: &Context, api: &Api<K>, revision: &mut u64) 
     }
     End::Closed
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,7 +19,6 @@ use kube::Client;
 use tokio::task::{JoinHandle, JoinSet};
 
 use context::Context;
-use events::Recorder;
 pub use progress::{NotSettled, Progress};
 
 pub mod cache;
@@ -105,12 +104,9 @@ pub fn run(
     options: ControllerOptions,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Controllers {
-    let busy = Arc::new(progress::Busy::default());
-    let world = Arc::new(world::World::new(&options));
-    let (events, notes) = Recorder::new();
-    let queues = routes::Queues::new(&options, &busy);
-    let progress = Progress::new(world.clone(), busy.clone());
-    let context = Arc::new(Context { client: client.clone(), world, queues, events, options, busy });
+    let (context, notes) = Context::new(client.clone(), options);
+    let progress = Progress::new(context.world.clone(), context.busy.clone());
+    let context = Arc::new(context);
     let task = tokio::spawn(async move {
         let mut tasks = JoinSet::new();
         tasks.spawn(events::write(client, notes));

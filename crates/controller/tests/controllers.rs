@@ -19,7 +19,8 @@ use signpost_apiserver::{ApiConfig, ApiServer};
 use signpost_controller::{ControllerOptions, Controllers, run};
 use tokio::task::JoinHandle;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Long enough for a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(60);
 const KINDS: [&str; 9] = [
     "Pod",
     "Service",

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Service, ServicePort};
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, ForNode, ForZone};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use signpost_core::object::Family;
 
@@ -106,12 +106,28 @@ fn endpoint(service: &Service, pod: &Pod, address: IpAddr, zone: Option<String>)
             serving: Some(serving),
             terminating: Some(terminating),
         }),
+        hints: if ready { hints(service, pod, zone.as_deref()) } else { None },
         hostname: hostname(service, pod),
         node_name: pods::node(pod).map(str::to_owned),
         target_ref: Some(target(pod)),
         zone,
         ..Endpoint::default()
     }
+}
+
+/// Whom `trafficDistribution` would have use an endpoint (KEP-3015).
+fn hints(service: &Service, pod: &Pod, zone: Option<&str>) -> Option<EndpointHints> {
+    let distribution = service.spec.as_ref().and_then(|spec| spec.traffic_distribution.as_deref())?;
+    let zones = zone.map(|zone| vec![ForZone { name: zone.to_owned() }]);
+    let hints = match distribution {
+        "PreferClose" | "PreferSameZone" => EndpointHints { for_zones: zones, for_nodes: None },
+        "PreferSameNode" => EndpointHints {
+            for_zones: zones,
+            for_nodes: pods::node(pod).map(|node| vec![ForNode { name: node.to_owned() }]),
+        },
+        _ => return None,
+    };
+    (hints.for_zones.is_some() || hints.for_nodes.is_some()).then_some(hints)
 }
 
 /// The reference from an endpoint to its pod.

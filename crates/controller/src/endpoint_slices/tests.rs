@@ -244,6 +244,37 @@ fn a_headless_service_is_marked_and_its_pods_have_host_names() {
 }
 
 #[test]
+fn traffic_distribution_hints_at_the_pods_own_zone_and_node() {
+    let unready = |pod: &mut Value| pod["status"]["conditions"][0]["status"] = "False".into();
+    let pods = [
+        ready("here", "10.244.1.2"),
+        pod("zoneless", &["10.244.1.3"], |pod| pod["spec"]["nodeName"] = "n2".into()),
+        pod("unready", &["10.244.1.4"], unready),
+    ];
+    for (distribution, expected) in [
+        (Value::Null, [Value::Null, Value::Null, Value::Null]),
+        ("Unheard".into(), [Value::Null, Value::Null, Value::Null]),
+        ("PreferClose".into(), [json!({"forZones": [{"name": "a"}]}), Value::Null, Value::Null]),
+        ("PreferSameZone".into(), [json!({"forZones": [{"name": "a"}]}), Value::Null, Value::Null]),
+        (
+            "PreferSameNode".into(),
+            [
+                json!({"forZones": [{"name": "a"}], "forNodes": [{"name": "n1"}]}),
+                json!({"forNodes": [{"name": "n2"}]}),
+                Value::Null,
+            ],
+        ),
+    ] {
+        let service =
+            service(json!({"clusterIP": "10.96.0.9", "ports": [{"port": 80}], "trafficDistribution": distribution}));
+        let actions = planned(&service, &pods, &[]);
+        let hints =
+            endpoints(&actions.create[0]).iter().map(|endpoint| serde_json::to_value(&endpoint.hints).expect("JSON"));
+        assert_eq!(hints.collect::<Vec<_>>(), expected, "{distribution}");
+    }
+}
+
+#[test]
 fn a_hundred_and_one_pods_take_two_slices_and_one_that_goes_rewrites_one() {
     let pods: Vec<Arc<Pod>> =
         (0..101).map(|number| ready(&format!("web-{number}"), &format!("10.244.1.{number}"))).collect();
