@@ -221,6 +221,14 @@ impl Lab {
         }
     }
 
+    /// What has not taken effect yet of what the API holds now; `None`: all has.
+    ///
+    /// # Errors
+    /// A daemon ended by itself.
+    pub async fn unsettled(&self) -> Result<Option<String>, LabError> {
+        self.missing(&self.revisions()).await
+    }
+
     fn revisions(&self) -> BTreeMap<String, u64> {
         WATCHED.iter().map(|kind| ((*kind).to_owned(), self.api.revision(kind))).collect()
     }

@@ -9,6 +9,7 @@
 //! ```
 
 pub mod cgroup;
+pub mod control;
 pub mod daemon;
 pub mod echo;
 pub mod error;
@@ -24,6 +25,7 @@ pub mod spawner;
 pub mod spec;
 pub mod state;
 pub mod sys;
+pub mod terminal;
 pub mod topology;
 
 pub use daemon::Daemon;

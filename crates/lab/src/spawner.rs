@@ -2,7 +2,6 @@
 //! when their parent dies (PR_SET_PDEATHSIG), and the kernel takes the *thread* that forked for the parent. The same
 //! thread can put its next child into a new process namespace without anybody else noticing.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Stdio;
@@ -146,12 +145,11 @@ fn spawn_here(mut command: Command, around: Surroundings) -> io::Result<Child> {
     child
 }
 
-/// Makes a process that this process' end must not take along: the lab's supervisor. It has its own session.
+/// Starts a process that this process' end and its terminal's signals must not take along: a lab's supervisor.
 ///
 /// # Errors
 /// The program could not be started.
-pub fn detach(command: &mut std::process::Command, log: File) -> io::Result<std::process::Child> {
-    command.stdin(Stdio::null()).stderr(log);
+pub fn detach(command: &mut std::process::Command) -> io::Result<std::process::Child> {
     sys::before_exec(command, || {
         setsid()?;
         Ok(())

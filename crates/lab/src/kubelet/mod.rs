@@ -28,11 +28,13 @@ mod threshold;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use signpost_apiserver::pod_streams::{ContainerRef, PodStreamError, PodStreams};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -170,8 +172,28 @@ impl Kubelet {
             .is_some_and(|entry| entry.pod.borrow().as_ref().is_some_and(|pod| light::is_light(pod)))
     }
 
+    /// Runs a program in a pod (namespace, name, container) on file descriptors of this machine until it ends; when the
+    /// future is dropped, the program is ended.
+    ///
+    /// # Errors
+    /// The pod does not run, or has no such program.
+    pub async fn run(
+        &self,
+        (namespace, pod, container): (&str, &str, Option<&str>),
+        command: Vec<String>,
+        terminal: bool,
+        streams: [OwnedFd; 3],
+    ) -> Result<i32, PodStreamError> {
+        let container = ContainerRef {
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            container: container.map(str::to_owned),
+        };
+        streams::run(&self.shared, &container, command, terminal, streams).await
+    }
+
     /// Answers exec and logs.
-    pub fn streams(&self) -> Arc<dyn signpost_apiserver::pod_streams::PodStreams> {
+    pub fn streams(&self) -> Arc<dyn PodStreams> {
         Arc::new(streams::Streams { shared: self.shared.clone() })
     }
 

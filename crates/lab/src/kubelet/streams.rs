@@ -8,10 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use nix::fcntl::{OFlag, open};
-use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
+use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
-use nix::sys::stat::Mode;
 use signpost_apiserver::pod_streams::{ContainerRef, ExecRequest, LogOptions, PodStreamError, PodStreams};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::unix::pipe;
@@ -21,6 +19,7 @@ use tokio::task::JoinSet;
 use super::{Entry, Handle, Inside, Shared, logs};
 use crate::sandbox::{Program, Start};
 use crate::sys;
+use crate::terminal::{Terminal, open_terminal};
 
 pub(super) struct Streams {
     pub shared: Arc<Shared>,
@@ -33,7 +32,7 @@ impl PodStreams for Streams {
         options: LogOptions,
     ) -> BoxFuture<'_, Result<BoxStream<'static, io::Result<Bytes>>, PodStreamError>> {
         Box::pin(async move {
-            let entry = self.entry(&container)?;
+            let entry = entry(&self.shared, &container)?;
             let (_, name, handle) = inside(&entry, &container)?;
             let unavailable = |reason: String| PodStreamError::NotRunning {
                 pod: container.pod.clone(),
@@ -57,13 +56,12 @@ impl PodStreams for Streams {
     fn exec(&self, request: ExecRequest) -> BoxFuture<'_, Result<i32, PodStreamError>> {
         Box::pin(async move {
             let container = request.container.clone();
-            let entry = self.entry(&container)?;
+            let entry = entry(&self.shared, &container)?;
             let (inside, _, handle) = inside(&entry, &container)?;
-            let program = request.command.first().cloned().unwrap_or_default();
-            let mut start = Start { argv: request.command.clone(), ..handle.template.clone() };
-            let failed = |source| PodStreamError::Start { program: program.clone(), source };
-            if request.terminal.is_some() {
-                start.env.push(("TERM".to_owned(), "xterm".to_owned()));
+            let terminal = request.terminal.is_some();
+            let start = start_of(handle, request.command.clone(), terminal);
+            let failed = failed(&request.command);
+            if terminal {
                 with_terminal(inside, start, request).await.map_err(failed)
             } else {
                 with_pipes(inside, start, request).await.map_err(failed)
@@ -72,14 +70,41 @@ impl PodStreams for Streams {
     }
 }
 
-impl Streams {
-    fn entry(&self, container: &ContainerRef) -> Result<Arc<Entry>, PodStreamError> {
-        self.shared.find(&container.namespace, &container.pod).ok_or_else(|| PodStreamError::NotRunning {
-            pod: container.pod.clone(),
-            container: container.container.clone().unwrap_or_default(),
-            reason: "the pod runs on no node of the lab".to_owned(),
-        })
+/// Runs a program on file descriptors of this machine.
+pub(super) async fn run(
+    shared: &Shared,
+    container: &ContainerRef,
+    command: Vec<String>,
+    terminal: bool,
+    streams: [OwnedFd; 3],
+) -> Result<i32, PodStreamError> {
+    let entry = entry(shared, container)?;
+    let (inside, _, handle) = inside(&entry, container)?;
+    let failed = failed(&command);
+    let start = start_of(handle, command, terminal);
+    let program = inside.sandbox.start_program(start, streams).await.map_err(failed)?;
+    Ok(Ending(Some(program)).exit().await)
+}
+
+fn start_of(handle: &Handle, command: Vec<String>, terminal: bool) -> Start {
+    let mut start = Start { argv: command, terminal, ..handle.template.clone() };
+    if terminal {
+        start.env.push(("TERM".to_owned(), "xterm".to_owned()));
     }
+    start
+}
+
+fn failed(command: &[String]) -> impl FnOnce(io::Error) -> PodStreamError + use<> {
+    let program = command.first().cloned().unwrap_or_default();
+    move |source| PodStreamError::Start { program, source }
+}
+
+fn entry(shared: &Shared, container: &ContainerRef) -> Result<Arc<Entry>, PodStreamError> {
+    shared.find(&container.namespace, &container.pod).ok_or_else(|| PodStreamError::NotRunning {
+        pod: container.pod.clone(),
+        container: container.container.clone().unwrap_or_default(),
+        reason: "the pod runs on no node of the lab".to_owned(),
+    })
 }
 
 fn inside<'a>(
@@ -131,38 +156,27 @@ async fn with_terminal(inside: &Inside, start: Start, request: ExecRequest) -> i
         let (columns, rows) = *sizes.borrow();
         sys::set_terminal_size(&ours, columns, rows)?;
     }
-    let start = Start { terminal: true, ..start };
     let streams = [theirs.try_clone()?, theirs.try_clone()?, theirs];
     let program = Ending(Some(inside.sandbox.start_program(start, streams).await?));
-    let terminal = Arc::new(sys::watch(ours)?);
+    let terminal = Terminal::new(ours)?;
     let mut side = JoinSet::new();
     if let Some(from) = request.stdin {
-        side.spawn(copy(from, Terminal(terminal.clone())));
+        side.spawn(copy(from, terminal.clone()));
     }
     if let Some(sizes) = sizes {
         side.spawn(resize(terminal.clone(), sizes));
     }
     if let Some(to) = request.stdout {
         // EIO: the last of those who had the terminal open is gone. All of their output was read by then.
-        copy(Terminal(terminal), to).await;
+        copy(terminal, to).await;
     }
     Ok(program.exit().await)
 }
 
-/// A terminal: our side and the program's.
-pub(crate) fn open_terminal() -> io::Result<(OwnedFd, OwnedFd)> {
-    let ours = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-    grantpt(&ours)?;
-    unlockpt(&ours)?;
-    let name = ptsname_r(&ours)?;
-    let theirs = open(name.as_str(), OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC, Mode::empty())?;
-    Ok((ours.into(), theirs))
-}
-
-async fn resize(terminal: Arc<tokio::io::unix::AsyncFd<OwnedFd>>, mut sizes: watch::Receiver<(u16, u16)>) {
+async fn resize(terminal: Terminal, mut sizes: watch::Receiver<(u16, u16)>) {
     while sizes.changed().await.is_ok() {
         let (columns, rows) = *sizes.borrow_and_update();
-        if let Err(error) = sys::set_terminal_size(terminal.get_ref(), columns, rows) {
+        if let Err(error) = terminal.resize(columns, rows) {
             tracing::debug!(%error, "terminal keeps its size");
         }
     }
@@ -206,55 +220,5 @@ impl Drop for Ending {
                 let _ = program.signal(Signal::SIGKILL, true).await;
             });
         }
-    }
-}
-
-/// Our side of a terminal, for reading and writing.
-struct Terminal(Arc<tokio::io::unix::AsyncFd<OwnedFd>>);
-
-impl AsyncRead for Terminal {
-    fn poll_read(
-        self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-        buffer: &mut tokio::io::ReadBuf<'_>,
-    ) -> std::task::Poll<io::Result<()>> {
-        loop {
-            let mut ready = std::task::ready!(self.0.poll_read_ready(context))?;
-            let unfilled = buffer.initialize_unfilled();
-            match ready.try_io(|fd| Ok(nix::unistd::read(fd.get_ref(), unfilled)?)) {
-                Ok(result) => {
-                    buffer.advance(result?);
-                    return std::task::Poll::Ready(Ok(()));
-                }
-                Err(_would_block) => continue,
-            }
-        }
-    }
-}
-
-impl AsyncWrite for Terminal {
-    fn poll_write(
-        self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-        data: &[u8],
-    ) -> std::task::Poll<io::Result<usize>> {
-        loop {
-            let mut ready = std::task::ready!(self.0.poll_write_ready(context))?;
-            match ready.try_io(|fd| Ok(nix::unistd::write(fd.get_ref(), data)?)) {
-                Ok(result) => return std::task::Poll::Ready(result),
-                Err(_would_block) => continue,
-            }
-        }
-    }
-
-    fn poll_flush(self: std::pin::Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<io::Result<()>> {
-        std::task::Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(
-        self: std::pin::Pin<&mut Self>,
-        _: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<io::Result<()>> {
-        std::task::Poll::Ready(Ok(()))
     }
 }

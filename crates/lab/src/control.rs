@@ -1,0 +1,283 @@
+//! How other processes of root ask a running lab: one JSON line each way over a unix socket in the lab's directory. To
+//! run a program in a pod the asker sends its own input, output and error output along.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use crate::error::LabError;
+use crate::lab::Lab;
+use crate::spec::Place;
+use crate::state::{Record, socket};
+use crate::sys;
+
+/// The longest question.
+const QUESTION_BYTES: usize = 256 * 1024;
+
+/// What a lab is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Question {
+    /// How it is.
+    Status,
+    /// To end; the answer comes when nothing of it is left.
+    Down,
+    /// To run a program somewhere.
+    Exec {
+        /// Where.
+        place: Place,
+        /// In which container, if the place is a pod.
+        container: Option<String>,
+        /// Program and arguments.
+        command: Vec<String>,
+        /// Whether its input is a terminal that it shall control.
+        terminal: bool,
+    },
+}
+
+/// What a lab answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// How it is.
+    Status(Status),
+    /// It has ended.
+    Down {
+        /// What it could not remove.
+        problem: Option<String>,
+    },
+    /// The program has ended.
+    Exit(i32),
+    /// The place is no sandbox: the asker runs the program itself, there.
+    Enter {
+        /// The network namespace.
+        netns: PathBuf,
+        /// The control group to join.
+        cgroup: PathBuf,
+    },
+    /// It could not be done.
+    Refused(String),
+}
+
+/// How a lab is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Who it is.
+    pub record: Record,
+    /// The nodes' daemons, by node.
+    pub daemons: BTreeMap<String, DaemonStatus>,
+    /// How many pods are in which phase.
+    pub pods: BTreeMap<String, usize>,
+    /// What has not taken effect yet; `None`: everything has.
+    pub unsettled: Option<String>,
+}
+
+/// How a node's daemon is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DaemonStatus {
+    /// It runs, as this process.
+    Running(u32),
+    /// It was stopped or killed.
+    Stopped,
+    /// It ended by itself, and how.
+    Failed(String),
+}
+
+/// Makes a lab's socket. Questions wait there until [`serve`] takes them.
+///
+/// # Errors
+/// The system's.
+pub fn listener(lab: &Lab) -> Result<UnixListener, LabError> {
+    let path = lab.socket();
+    UnixListener::bind(&path).map_err(LabError::state("listen on", path))
+}
+
+/// Answers until the lab is told to end, by a question or by `stop`; then ends it.
+///
+/// # Errors
+/// What the lab left behind.
+pub async fn serve(lab: Lab, listener: UnixListener, stop: impl Future<Output = ()>) -> Result<(), LabError> {
+    let lab = Arc::new(lab);
+    let asked_to_end = Arc::new(Notify::new());
+    let mut waiting_for_end = Vec::new();
+    let (to_end, mut ending) = tokio::sync::mpsc::unbounded_channel();
+    let mut conversations = JoinSet::new();
+    let accepting = async {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let (lab, to_end, asked) = (lab.clone(), to_end.clone(), asked_to_end.clone());
+                    conversations.spawn(async move {
+                        match converse(&lab, stream).await {
+                            Ok(Some(stream)) => {
+                                drop(lab);
+                                // The receiver waits for it.
+                                let _ = to_end.send(stream);
+                                asked.notify_one();
+                            }
+                            Ok(None) => {}
+                            Err(error) => tracing::debug!(%error, "a conversation broke off"),
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot take a question");
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await; // out of descriptors
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = asked_to_end.notified() => {}
+        () = stop => {}
+    }
+    drop(listener);
+    conversations.shutdown().await;
+    while let Ok(stream) = ending.try_recv() {
+        waiting_for_end.push(stream);
+    }
+    let ended = match Arc::try_unwrap(lab) {
+        Ok(lab) => lab.stop().await,
+        Err(_still_used) => Ok(()), // impossible: all conversations have ended; dropping ends the lab too
+    };
+    let problem = ended.as_ref().err().map(ToString::to_string);
+    for mut stream in waiting_for_end {
+        // The asker may have left.
+        let _ = say(&mut stream, &Answer::Down { problem: problem.clone() }).await;
+    }
+    ended
+}
+
+/// Answers one question. Gives the stream back if the question is that the lab shall end.
+async fn converse(lab: &Lab, mut stream: UnixStream) -> io::Result<Option<UnixStream>> {
+    let (question, descriptors) = hear(&stream).await?;
+    let answer = match question {
+        Question::Down => return Ok(Some(stream)),
+        Question::Status => Answer::Status(status(lab).await),
+        Question::Exec { place, container, command, terminal } => {
+            let mut rest = [0];
+            tokio::select! {
+                answer = exec(lab, place, container, command, terminal, descriptors) => answer,
+                // The asker left: the program ends with the future that waits for it.
+                _ = stream.read(&mut rest) => return Ok(None),
+            }
+        }
+    };
+    say(&mut stream, &answer).await?;
+    Ok(None)
+}
+
+async fn hear(stream: &UnixStream) -> io::Result<(Question, Vec<OwnedFd>)> {
+    let mut text = Vec::new();
+    let mut descriptors = Vec::new();
+    let mut buffer = vec![0; 16 * 1024];
+    while !text.ends_with(b"\n") {
+        let received =
+            stream.async_io(Interest::READABLE, || sys::receive(stream, &mut buffer, MsgFlags::MSG_DONTWAIT));
+        let (length, came) = received.await?;
+        if length == 0 || text.len() > QUESTION_BYTES {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        text.extend_from_slice(&buffer[..length.min(buffer.len())]);
+        descriptors.extend(came);
+    }
+    Ok((serde_json::from_slice(&text)?, descriptors))
+}
+
+async fn say(stream: &mut UnixStream, answer: &Answer) -> io::Result<()> {
+    let mut text = serde_json::to_vec(answer)?;
+    text.push(b'\n');
+    stream.write_all(&text).await
+}
+
+async fn exec(
+    lab: &Lab,
+    place: Place,
+    container: Option<String>,
+    command: Vec<String>,
+    terminal: bool,
+    descriptors: Vec<OwnedFd>,
+) -> Answer {
+    if let Place::Pod(namespace, name) = &place
+        && !lab.kubelet().is_light(namespace, name)
+        && lab.namespace_of(&place).is_ok()
+    {
+        let Ok(streams) = <[OwnedFd; 3]>::try_from(descriptors) else {
+            return Answer::Refused("three file descriptors belong to the question".to_owned());
+        };
+        let pod = (namespace.as_str(), name.as_str(), container.as_deref());
+        return match lab.kubelet().run(pod, command, terminal, streams).await {
+            Ok(status) => Answer::Exit(status),
+            Err(error) => Answer::Refused(error.to_string()),
+        };
+    }
+    let entered = lab.namespace_of(&place).and_then(|netns| {
+        let group = lab.cgroup().child(match &place {
+            Place::Node(name) => name,
+            Place::Pod(..) => "light",
+            Place::Outside => "outside",
+            Place::Router => "router",
+        });
+        let group = group.child("exec");
+        group.create().map_err(|source| LabError::Cgroup { source })?;
+        Ok(Answer::Enter { netns: netns.path(), cgroup: group.path().to_owned() })
+    });
+    entered.unwrap_or_else(|error| Answer::Refused(error.to_string()))
+}
+
+async fn status(lab: &Lab) -> Status {
+    let mut daemons = BTreeMap::new();
+    for daemon in lab.daemons() {
+        let status = match (daemon.programmed().await, daemon.pid().await) {
+            (Err(error), _) => DaemonStatus::Failed(error.to_string()),
+            (Ok(_), Some(pid)) => DaemonStatus::Running(pid),
+            (Ok(_), None) => DaemonStatus::Stopped,
+        };
+        daemons.insert(daemon.node().to_owned(), status);
+    }
+    let pods: kube::Api<k8s_openapi::api::core::v1::Pod> = kube::Api::all(lab.client());
+    let mut phases = BTreeMap::new();
+    if let Ok(list) = pods.list(&kube::api::ListParams::default()).await {
+        for pod in list.items {
+            let phase = pod.status.and_then(|status| status.phase).unwrap_or_else(|| "Pending".to_owned());
+            *phases.entry(phase).or_default() += 1;
+        }
+    }
+    let unsettled = lab.unsettled().await.unwrap_or_else(|error| Some(error.to_string()));
+    Status { record: lab.record().clone(), daemons, pods: phases, unsettled }
+}
+
+/// Asks the lab of a name; waits for its answer.
+///
+/// # Errors
+/// There is no such lab, or it ended meanwhile.
+pub fn ask(name: &str, question: &Question, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, LabError> {
+    let path = socket(name);
+    let no_such_lab = || LabError::NoSuchLab { name: name.to_owned() };
+    let mut stream = StdUnixStream::connect(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => no_such_lab(),
+        _ => LabError::State { op: "connect to", path: path.clone(), source: error },
+    })?;
+    let mut answered = || -> io::Result<Answer> {
+        let mut text = serde_json::to_vec(question)?;
+        text.push(b'\n');
+        let numbers: Vec<i32> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
+        let control = [ControlMessage::ScmRights(&numbers)];
+        let control: &[ControlMessage] = if numbers.is_empty() { &[] } else { &control };
+        let sent = sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&text)], control, MsgFlags::MSG_NOSIGNAL, None)?;
+        io::Write::write_all(&mut stream, &text[sent..])?;
+        let mut answer = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(&stream), &mut answer)?;
+        Ok(serde_json::from_str(&answer)?)
+    };
+    answered().map_err(LabError::state("ask over", path))
+}
