@@ -21,8 +21,8 @@ const TRIES: usize = 10;
 /// The kernel answers at once; longer than this, and something is wrong.
 const PATIENCE_S: i64 = 10;
 
-/// More than the kernel puts into one answer.
-const BUFFER_BYTES: usize = 1 << 16;
+/// The most that the kernel puts into one answer.
+const BUFFER_BYTES: usize = 1 << 15;
 
 /// What the kernel holds of a family, in the network namespace of the calling thread.
 ///
@@ -43,7 +43,9 @@ pub fn observe(family: Family) -> Result<Observed, NftablesError> {
     Err(NftablesError::Answer { family, source: NetlinkError::Interrupted })
 }
 
-struct Socket {
+/// A netlink socket in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(super) struct Socket {
     fd: OwnedFd,
     family: Family,
     sequence: u32,
@@ -51,7 +53,7 @@ struct Socket {
 }
 
 impl Socket {
-    fn open(family: Family) -> Result<Socket, NftablesError> {
+    pub(super) fn open(family: Family) -> Result<Socket, NftablesError> {
         let open = || {
             let protocol = SockProtocol::NetlinkNetFilter;
             let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
@@ -63,7 +65,8 @@ impl Socket {
         Ok(Socket { fd, family, sequence: 0, buffer: vec![0; BUFFER_BYTES].into() })
     }
 
-    fn generation(&mut self) -> Result<u32, NftablesError> {
+    /// The number of the rules' generation.
+    pub(super) fn generation(&mut self) -> Result<u32, NftablesError> {
         let mut generation = 0;
         self.get(Get::Generation, &[], |item| generation = item.number(1).unwrap_or_default())?;
         Ok(generation)
