@@ -134,7 +134,11 @@ impl Topology {
     pub fn node_commands(&self, n: u8) -> Vec<String> {
         let mut batch = vec![
             "link set lo up".to_owned(),
-            format!("link add {POD_BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"),
+            // A bridge without an address of its own takes the lowest of its ports', and another one when that port's pod
+            // ends: the other pods would go on sending to the old one.
+            format!(
+                "link add {POD_BRIDGE} address 02:00:0a:f4:{n:02x}:01 type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
+            ),
         ];
         for address in self.node(n) {
             batch.push(add_address(address, prefix(Family::of(address), 24, 64), "eth0"));
