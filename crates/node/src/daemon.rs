@@ -20,8 +20,10 @@ use signpost_cluster::{NodeScope, Observed};
 use signpost_core::object::Family;
 use signpost_core::planner::NodeConfig;
 use signpost_datapath::Datapath;
+use signpost_datapath::conntrack::Worker;
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::config::{NodeOptions, PodRanges};
@@ -88,8 +90,8 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let observed = signpost_cluster::watch(client, &NodeScope::All);
     match mode {
         Mode::Nftables => {
-            let datapaths =
-                families().into_iter().map(|family| (family, nftables(family, options.take_over))).collect();
+            let part = |family| (family, nftables(family, options.take_over), flows(family));
+            let datapaths = families().into_iter().map(part).collect();
             serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
         }
     }
@@ -118,6 +120,17 @@ fn nftables(family: Family, take_over: bool) -> Nftables {
     Nftables::new(family, NftablesConfig { take_over, ..NftablesConfig::default() })
 }
 
+/// Without it, Services work; only UDP clients that keep their port may go on talking to nobody.
+fn flows(family: Family) -> Option<Worker> {
+    match Worker::start(family) {
+        Ok(worker) => Some(worker),
+        Err(error) => {
+            warn!(%family, %error, "stale flows are not looked after");
+            None
+        }
+    }
+}
+
 /// Both, unless the kernel has no IPv6.
 fn families() -> Vec<Family> {
     let mut families = vec![Family::Ipv4];
@@ -132,7 +145,7 @@ fn families() -> Vec<Family> {
 async fn serve<D>(
     options: &NodeOptions,
     mode: Mode,
-    datapaths: Vec<(Family, D)>,
+    datapaths: Vec<(Family, D, Option<Worker>)>,
     observed: impl Stream<Item = Observed> + Send + Unpin + 'static,
     mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
     reporter: Reporter,
@@ -145,9 +158,11 @@ async fn serve<D>(
     let (asking, questions) = mpsc::channel(8);
     let shared = Shared::new(mode, options.sync_period, progress.clone(), metrics.clone(), asking);
     let listeners = [(options.healthz, server::health(shared.clone())), (options.metrics, server::metrics(shared))];
+    // Ends what it holds when it is dropped.
+    let mut listening = JoinSet::new();
     for (address, router) in listeners {
         if let Some(address) = address {
-            tokio::spawn(server::listen(address, router));
+            listening.spawn(server::listen(address, router));
         }
     }
     let cluster_cidrs = match &options.pods {

@@ -3,11 +3,13 @@
 mod text;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use signpost_core::object::Family;
 use signpost_core::store::Kind;
+use signpost_datapath::conntrack::Totals;
 
 use crate::process::{self, Usage};
 use crate::sync::{Outcome, Revisions};
@@ -43,6 +45,15 @@ struct FamilyNumbers {
     partial: Histogram,
     failures: u64,
     repairs: u64,
+    flows: Option<Flows>,
+}
+
+/// What became of stale flows.
+#[derive(Debug, Clone, Copy)]
+struct Flows {
+    deleted: u64,
+    sweeps: u64,
+    busy_s: f64,
 }
 
 #[derive(Debug, Default)]
@@ -112,6 +123,17 @@ impl Metrics {
         family.all.observe(took_s);
     }
 
+    /// How often a family's flows were compared with the plan, so far.
+    pub fn flows(&self, family: Family, totals: Option<&Totals>) {
+        let Some(totals) = totals else { return };
+        let flows = Flows {
+            deleted: totals.deleted.load(Ordering::Relaxed),
+            sweeps: totals.sweeps.load(Ordering::Relaxed),
+            busy_s: totals.busy_us.load(Ordering::Relaxed) as f64 / 1e6,
+        };
+        self.numbers().families.entry(family).or_insert_with(FamilyNumbers::new).flows = Some(flows);
+    }
+
     /// All that was seen is in the kernel. `triggers_ms`: when the changes among it were made, in milliseconds since 1970.
     pub fn programmed(&self, triggers_ms: &[i64]) {
         let now_s = seconds_since_1970();
@@ -162,7 +184,14 @@ impl Default for Metrics {
 impl FamilyNumbers {
     fn new() -> FamilyNumbers {
         let histogram = || Histogram::new(SYNC_BUCKETS.to_vec());
-        FamilyNumbers { all: histogram(), full: histogram(), partial: histogram(), failures: 0, repairs: 0 }
+        FamilyNumbers {
+            all: histogram(),
+            full: histogram(),
+            partial: histogram(),
+            failures: 0,
+            repairs: 0,
+            flows: None,
+        }
     }
 }
 
@@ -194,6 +223,7 @@ impl Numbers {
                 text.sample(name, &[("ip_family", ip_family(*family))], count(numbers) as f64);
             }
         }
+        self.write_flows(text);
         let times = [
             ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When all was last in step", self.last_synced),
             ("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a change last came", self.last_queued),
@@ -201,6 +231,21 @@ impl Numbers {
         for (name, help, time) in times {
             text.head(name, "gauge", help);
             text.sample(name, &[], time.unwrap_or_default());
+        }
+    }
+
+    fn write_flows(&self, text: &mut Text) {
+        let flows = || self.families.iter().filter_map(|(family, numbers)| Some((ip_family(*family), numbers.flows?)));
+        let name = "kubeproxy_conntrack_reconciler_deleted_entries_total";
+        text.head(name, "counter", "Flows that were deleted since their backend is gone");
+        for (family, flows) in flows() {
+            text.sample(name, &[("ip_family", family)], flows.deleted as f64);
+        }
+        let name = "kubeproxy_conntrack_reconciler_sync_duration_seconds";
+        text.head(name, "summary", "Time to compare the flows with the plan");
+        for (family, flows) in flows() {
+            text.sample(&format!("{name}_sum"), &[("ip_family", family)], flows.busy_s);
+            text.sample(&format!("{name}_count"), &[("ip_family", family)], flows.sweeps as f64);
         }
     }
 

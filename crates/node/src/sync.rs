@@ -26,6 +26,7 @@ use signpost_core::object::{Family, Node};
 use signpost_core::planner::NodeConfig;
 use signpost_core::store::{Dirty, Event, Kind, Store};
 use signpost_datapath::Datapath;
+use signpost_datapath::conntrack::Worker;
 use tracing::{info, warn};
 
 use crate::config::PodRanges;
@@ -95,12 +96,14 @@ impl<D: Datapath> SyncLoop<D> {
     pub fn new(
         options: SyncOptions,
         config: NodeConfig,
-        datapaths: Vec<(Family, D)>,
+        datapaths: Vec<(Family, D, Option<Worker>)>,
         progress: Arc<Progress>,
         metrics: Arc<Metrics>,
     ) -> SyncLoop<D> {
-        let families =
-            datapaths.into_iter().map(|(family, datapath)| FamilySync::new(family, datapath, config.clone())).collect();
+        let families = datapaths
+            .into_iter()
+            .map(|(family, datapath, flows)| FamilySync::new(family, datapath, flows, config.clone()))
+            .collect();
         SyncLoop {
             pace: Pace::new(options.min_sync_period),
             options,
@@ -209,6 +212,7 @@ impl<D: Datapath> SyncLoop<D> {
             let began = clock();
             let outcome = family.sync(&self.store, &dirty, compare, began);
             self.metrics.synced(family.family(), &outcome, clock() - began);
+            self.metrics.flows(family.family(), family.flow_totals());
             outcomes.push(outcome);
         }
         let ended = clock();

@@ -20,7 +20,7 @@ use signpost_core::packet::{Entry, Packet, Verdict};
 use signpost_core::plan::NodePlan;
 use signpost_node::{Flags, NodeError, NodeOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -401,6 +401,51 @@ fn a_table_that_someone_deletes_comes_back() {
         nft("flush ruleset");
         until("the rules are back", || async { nft("list tables").contains("table ip kube-proxy") }).await;
         assert_eq!(reaches(address, 80).await, "one");
+        daemon.stop().await;
+    });
+}
+
+/// Kubernetes#139628 and its kin: a client that keeps its port must not go on sending to a backend that is gone.
+#[test]
+fn a_udp_client_that_keeps_its_port_follows_its_service() {
+    on_a_node(|| async {
+        let cluster = Cluster::new().await;
+        cluster.create_node().await;
+        for (port, name) in [(8080, "one"), (8081, "two")] {
+            let socket = UdpSocket::bind(("10.244.1.7", port)).await.unwrap();
+            tokio::spawn(async move {
+                let mut byte = [0];
+                while let Ok((_, from)) = socket.recv_from(&mut byte).await {
+                    if socket.send_to(name.as_bytes(), from).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        let daemon = Daemon::start(cluster.kubeconfig());
+        let service = json!({"metadata": {"name": "dns"}, "spec": {"ports": [{"port": 53, "protocol": "UDP"}]}});
+        let service = cluster.create(Api::<Service>::default_namespaced(cluster.client()), service).await;
+        let slice = |port: u16| {
+            let mut slice = slice("dns", port);
+            slice["ports"][0]["protocol"] = json!("UDP");
+            slice
+        };
+        cluster.create(cluster.slices(), slice(8080)).await;
+        daemon.settle(&cluster).await;
+        let client = UdpSocket::bind((NODE_IP, 0)).await.unwrap();
+        client.connect((service.spec.unwrap().cluster_ip.unwrap().as_str(), 53)).await.unwrap();
+        let answers = async |expected: &str| {
+            let mut answer = [0; 16];
+            if client.send(b"?").await.is_err() {
+                return false;
+            }
+            let read = tokio::time::timeout(Duration::from_millis(100), client.recv(&mut answer)).await;
+            matches!(read, Ok(Ok(read)) if &answer[..read] == expected.as_bytes())
+        };
+        until("the first answers", || answers("one")).await;
+        cluster.slices().patch("dns-1", &PatchParams::default(), &Patch::Merge(&slice(8081))).await.unwrap();
+        daemon.settle(&cluster).await;
+        until("the second answers on the same port", || answers("two")).await;
         daemon.stop().await;
     });
 }

@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
-use signpost_core::object::Family;
-use signpost_core::plan::{NodePlan, PlanChange};
+use signpost_core::object::{Family, ObjectName, Protocol};
+use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 use signpost_core::planner::{NodeConfig, Planner};
 use signpost_core::store::{Dirty, Store};
 use signpost_datapath::Datapath;
+use signpost_datapath::conntrack::{Totals, Wanted, Worker, places};
 use tracing::{debug, error, info, warn};
 
 use super::Retry;
@@ -39,11 +40,15 @@ pub struct FamilySync<D: Datapath> {
     /// Whether the kernel is known to hold it.
     settled: bool,
     retry: Retry,
+    /// Deletes flows that the kernel would go on leading to where nobody is; `None`: nobody does.
+    flows: Option<Worker>,
+    /// Something about UDP changed since the worker was told what is wanted.
+    flows_changed: bool,
 }
 
 impl<D: Datapath> FamilySync<D> {
-    /// Without a plan, and with nothing known of the kernel.
-    pub fn new(family: Family, datapath: D, config: NodeConfig) -> FamilySync<D> {
+    /// Without a plan, and with nothing known of the kernel. `flows`: who deletes flows that a change made stale.
+    pub fn new(family: Family, datapath: D, flows: Option<Worker>, config: NodeConfig) -> FamilySync<D> {
         FamilySync {
             family,
             datapath,
@@ -51,6 +56,8 @@ impl<D: Datapath> FamilySync<D> {
             program: None,
             settled: false,
             retry: Retry::default(),
+            flows,
+            flows_changed: true,
         }
     }
 
@@ -89,17 +96,45 @@ impl<D: Datapath> FamilySync<D> {
         self.planner.set_config(config);
     }
 
+    /// What became of stale flows, if anyone looks after them.
+    pub fn flow_totals(&self) -> Option<&Totals> {
+        self.flows.as_ref().map(Worker::totals)
+    }
+
     /// Brings plan and kernel in step with the store. `dirty`: all that changed since the last call. `compare`: look at what the
     /// kernel really holds.
     pub fn sync(&mut self, store: &Store, dirty: &Dirty, compare: bool, now: Instant) -> Outcome {
         let planned = self.planner.update(store, dirty);
+        self.flows_changed |= self.touches_udp(store, dirty, &planned);
+        let outcome = self.apply(&planned, compare, now);
+        if self.settled
+            && std::mem::take(&mut self.flows_changed)
+            && let Some(flows) = &self.flows
+        {
+            flows.want(Wanted::of(self.planner.plan(), store));
+        }
+        outcome
+    }
+
+    /// Whether flows of UDP could have become stale: a frontend changed, or endpoints that the plan need not name.
+    fn touches_udp(&self, store: &Store, dirty: &Dirty, planned: &PlanChange) -> bool {
+        let is_udp = |key: &FrontendKey| !places(self.planner.plan(), key).is_empty();
+        let has_udp = |name: &ObjectName| {
+            store.service(name).is_some_and(|service| service.ports.iter().any(|port| port.protocol == Protocol::Udp))
+        };
+        planned.node.is_some()
+            || planned.set.keys().chain(&planned.removed).any(is_udp)
+            || dirty.services.iter().any(has_udp)
+    }
+
+    fn apply(&mut self, planned: &PlanChange, compare: bool, now: Instant) -> Outcome {
         let Some(program) = &mut self.program else {
             self.program = Some(self.datapath.program(self.planner.plan()));
             return self.repair(now);
         };
         if !self.settled || compare {
             if !planned.is_empty() {
-                let change = self.datapath.change(program, &planned);
+                let change = self.datapath.change(program, planned);
                 self.datapath.advance(program, &change);
             }
             return if self.retry.at().is_some_and(|at| now < at) { Outcome::Postponed } else { self.repair(now) };
@@ -107,7 +142,7 @@ impl<D: Datapath> FamilySync<D> {
         if planned.is_empty() {
             return Outcome::Nothing;
         }
-        let change = self.datapath.change(program, &planned);
+        let change = self.datapath.change(program, planned);
         let applied = self.datapath.apply(&change);
         // Whether or not it is in the kernel: it is what should be.
         self.datapath.advance(program, &change);

@@ -138,7 +138,7 @@ impl World {
             node_addresses: BTreeSet::from([IpAddr::from([172, 18, 0, 11])]),
             node_port_addresses: NodePortAddresses::Primary,
         };
-        let datapaths = vec![(Family::Ipv4, Fake(kernel.clone()))];
+        let datapaths = vec![(Family::Ipv4, Fake(kernel.clone()), None)];
         let metrics = Arc::new(Metrics::new());
         let sync = SyncLoop::new(options, config, datapaths, progress.clone(), metrics);
         World { sync, kernel, progress, now: Instant::now(), revision: 100 }
