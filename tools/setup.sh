@@ -14,6 +14,7 @@ packages() {
     cat <<'LIST'
 cc gcc
 nft nftables
+iptables iptables
 ip iproute2
 ping iputils-ping
 tcpdump tcpdump

@@ -7,6 +7,7 @@ use signpost_core::plan::{NodePlan, PlanChange};
 
 pub mod conntrack;
 pub mod fake;
+pub mod iptables;
 pub mod nftables;
 pub mod probe;
 #[cfg(any(test, feature = "strategies"))]

@@ -6,6 +6,7 @@
 mod adoption;
 mod conntrack;
 mod flows;
+mod iptables;
 mod net;
 mod plans;
 #[allow(dead_code, reason = "shared with the crate's own tests, which use all of it")]
@@ -32,10 +33,14 @@ fn nftables(family: Family) -> Nftables {
 
 /// Brings a plan into the namespace's kernel as a node daemon does at its start.
 fn program(netns: &Netns, plan: &NodePlan) {
+    program_with(netns, plan, &mut nftables(plan.family));
+}
+
+/// The same in a mode.
+fn program_with<D: Datapath + Send>(netns: &Netns, plan: &NodePlan, datapath: &mut D) {
     netns.run(|| {
-        let mut nftables = nftables(plan.family);
-        let have = nftables.observe().unwrap();
-        nftables.apply(&nftables.repair(&nftables.program(plan), &have)).unwrap();
+        let have = datapath.observe().unwrap();
+        datapath.apply(&datapath.repair(&datapath.program(plan), &have)).unwrap();
     });
 }
 
@@ -58,12 +63,11 @@ impl Client {
 }
 
 /// Sends until every member of the walk's verdict was met, and fails on whatever else is met.
-fn compare(net: &Net, plan: &NodePlan, client: Client, protocol: Protocol, to: SocketAddr) {
+fn compare<D: Datapath>(net: &Net, plan: &NodePlan, datapath: &D, client: Client, protocol: Protocol, to: SocketAddr) {
     let (netns, source, entry) = client.at(net, addresses(plan.family));
     let packet = Packet { protocol, source: SocketAddr::new(source, 40_000), destination: to, entry };
     let verdict = walk(plan, &packet);
-    let nftables = nftables(plan.family);
-    assert_eq!(nftables.walk(&nftables.program(plan), &packet), verdict, "{client:?} {protocol} {to}");
+    assert_eq!(datapath.walk(&datapath.program(plan), &packet), verdict, "{client:?} {protocol} {to}");
     let missing = |members: &BTreeSet<Rewrite>| {
         let mut missing = members.clone();
         // Of four equal ones, one is missed in 100 tries with a probability of 1e-12.
@@ -101,6 +105,10 @@ fn compare(net: &Net, plan: &NodePlan, client: Client, protocol: Protocol, to: S
 
 #[test]
 fn sockets_meet_what_the_walk_says() {
+    sockets_meet_the_walk(nftables);
+}
+
+fn sockets_meet_the_walk<D: Datapath + Send>(mode: impl Fn(Family) -> D) {
     let net = Net::new();
     let servers = Servers::new();
     for family in FAMILIES {
@@ -108,10 +116,11 @@ fn sockets_meet_what_the_walk_says() {
         for (netns, address) in [(&net.a, places.a), (&net.b, places.b)] {
             servers.serve(netns, SocketAddr::new(address, 8080));
         }
-        program(&net.node, &plans::everything(family));
+        program_with(&net.node, &plans::everything(family), &mut mode(family));
     }
     for family in FAMILIES {
         let plan = plans::everything(family);
+        let mode = mode(family);
         for key in plan.frontends.keys() {
             let (address, protocol, port) = match *key {
                 FrontendKey::Address { address, protocol, port } => (address, protocol, port),
@@ -119,15 +128,15 @@ fn sockets_meet_what_the_walk_says() {
             };
             for client in [Client::PodA, Client::Node, Client::Outside] {
                 if protocol != Protocol::Sctp {
-                    compare(&net, &plan, client, protocol, SocketAddr::new(address, port.get()));
+                    compare(&net, &plan, &mode, client, protocol, SocketAddr::new(address, port.get()));
                 }
             }
         }
         for client in [Client::PodA, Client::Node, Client::Outside] {
             for protocol in [Protocol::Tcp, Protocol::Udp] {
-                compare(&net, &plan, client, protocol, SocketAddr::new(plans::cluster_ip(family, 1), 9));
+                compare(&net, &plan, &mode, client, protocol, SocketAddr::new(plans::cluster_ip(family, 1), 9));
             }
-            compare(&net, &plan, client, Protocol::Tcp, SocketAddr::new(plans::cluster_ip(family, 200), 80));
+            compare(&net, &plan, &mode, client, Protocol::Tcp, SocketAddr::new(plans::cluster_ip(family, 200), 80));
         }
     }
 }

@@ -1,0 +1,190 @@
+//! The mode iptables: the chains that kube-proxy's users know, written chain by chain.
+//!
+//! ```text
+//! NodePlan ──▶ program ──▶ change, repair ──▶ apply (iptables-restore --noflush)
+//!                 │           ▲
+//!                 walk     observed ◀── iptables-save
+//! ```
+//!
+//! The drawing in [`chain`] shows how the chains hang together. A Service's packets go through a list as long as there are
+//! Services, so this is the mode for small clusters and for kernels without nftables. Two tables are two transactions:
+//! nat is written before filter, so for the moment between them what has just lost its last endpoint may pass by; its
+//! flows are swept away by [`crate::conntrack`].
+//!
+//! Where it falls short of the plan: `recent` remembers the last 100 clients of an endpoint, so that with more of them
+//! affinity ends early.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use signpost_core::object::Family;
+use signpost_core::packet::{Packet, Verdict};
+use signpost_core::plan::{NodePlan, PlanChange};
+
+use crate::Datapath;
+
+mod apply;
+pub mod chain;
+pub mod change;
+pub mod names;
+pub mod observed;
+pub mod port;
+pub mod program;
+pub mod rule;
+pub mod walk;
+
+#[cfg(test)]
+mod tests;
+
+pub use apply::{IptablesError, Variant};
+pub use change::Change;
+pub use observed::Observed;
+pub use program::Program;
+
+use apply::Tool;
+
+/// How the mode is run.
+#[derive(Debug, Clone)]
+pub struct IptablesConfig {
+    /// `None`: the one that is in use on this machine, see [`Iptables`].
+    pub variant: Option<Variant>,
+    /// So long it is waited for the lock that all of iptables' users share.
+    pub lock_wait: Duration,
+    /// Another lock file than the machine's.
+    pub lock_file: Option<PathBuf>,
+    /// Whether chains that kube-proxy left are replaced; otherwise it is an error to find some.
+    pub take_over: bool,
+}
+
+impl Default for IptablesConfig {
+    fn default() -> IptablesConfig {
+        IptablesConfig { variant: None, lock_wait: Duration::from_secs(5), lock_file: None, take_over: false }
+    }
+}
+
+/// The mode, for one family, in the network namespace of the thread that calls it.
+///
+/// Of the two iptables it uses the one in which there are chains of a Service proxy or of kubelet already; else the
+/// one that the plain name means.
+#[derive(Debug, Clone)]
+pub struct Iptables {
+    family: Family,
+    config: IptablesConfig,
+    tool: Option<Tool>,
+}
+
+/// Chains by which it is told which iptables a node uses: kubelet makes them for that purpose.
+const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
+
+impl Iptables {
+    /// For one family.
+    pub fn new(family: Family, config: IptablesConfig) -> Iptables {
+        Iptables { family, config, tool: None }
+    }
+
+    /// Removes every chain and rule of a Service proxy, in both iptables. Established flows lose their rewriting with them.
+    ///
+    /// # Errors
+    /// The kernel or its tool refused.
+    pub fn cleanup(&mut self) -> Result<(), IptablesError> {
+        for tool in self.tools() {
+            let change = match tool.observe() {
+                Ok(have) => change::cleanup(&have),
+                Err(IptablesError::Missing { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            if !change.is_empty() {
+                tool.restore("remove the rules", &change)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The variant that is used, once that was looked at.
+    pub fn variant(&self) -> Option<Variant> {
+        self.tool.as_ref().map(|tool| tool.variant)
+    }
+
+    fn with_variant(&self, variant: Variant) -> Tool {
+        let IptablesConfig { lock_wait, lock_file, .. } = self.config.clone();
+        Tool { family: self.family, variant, lock_wait, lock_file }
+    }
+
+    fn tools(&self) -> Vec<Tool> {
+        let variants = match self.config.variant {
+            Some(variant) => vec![variant],
+            None => vec![Variant::Nft, Variant::Legacy, Variant::Plain],
+        };
+        variants.into_iter().map(|variant| self.with_variant(variant)).collect()
+    }
+
+    fn tool(&mut self) -> Result<&Tool, IptablesError> {
+        let tool = match self.tool.take() {
+            Some(tool) => tool,
+            None => self.detect()?,
+        };
+        Ok(self.tool.insert(tool))
+    }
+
+    fn detect(&self) -> Result<Tool, IptablesError> {
+        if let Some(variant) = self.config.variant {
+            return Ok(self.with_variant(variant));
+        }
+        for variant in [Variant::Nft, Variant::Legacy] {
+            let tool = self.with_variant(variant);
+            let in_use = tool.observe().and_then(|have| {
+                let mangle = tool.save("mangle")?;
+                Ok(!have.is_empty() || mangle.lines().any(|line| HINTS.iter().any(|hint| line.starts_with(hint))))
+            });
+            match in_use {
+                Ok(true) => return Ok(tool),
+                Ok(false) | Err(IptablesError::Missing { .. } | IptablesError::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.with_variant(Variant::Plain))
+    }
+}
+
+impl Datapath for Iptables {
+    type Program = Program;
+    type Change = Change;
+    type Observed = Observed;
+    type Error = IptablesError;
+
+    fn program(&self, plan: &NodePlan) -> Program {
+        Program::of(plan)
+    }
+
+    fn change(&self, before: &Program, plan: &PlanChange) -> Change {
+        change::change(before, plan)
+    }
+
+    fn advance(&self, program: &mut Program, change: &Change) {
+        change::advance(program, change);
+    }
+
+    fn repair(&self, want: &Program, have: &Observed) -> Change {
+        change::repair(want, have)
+    }
+
+    fn walk(&self, program: &Program, packet: &Packet) -> Verdict {
+        walk::walk(program, packet)
+    }
+
+    fn observe(&mut self) -> Result<Observed, IptablesError> {
+        let (family, take_over) = (self.family, self.config.take_over);
+        let observed = self.tool()?.observe()?;
+        if observed.is_foreign() && !take_over {
+            return Err(IptablesError::Foreign { family });
+        }
+        Ok(observed)
+    }
+
+    fn apply(&mut self, change: &Change) -> Result<(), IptablesError> {
+        if change.is_empty() {
+            return Ok(());
+        }
+        self.tool()?.restore("change the rules", change)
+    }
+}
