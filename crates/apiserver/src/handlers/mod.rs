@@ -4,6 +4,8 @@ mod binding;
 mod body;
 mod create;
 mod delete;
+mod exec;
+mod logs;
 mod other;
 mod patch;
 mod read;
@@ -93,6 +95,8 @@ async fn subresource(server: &Arc<ApiServer>, call: &Call, request: Request<Body
             let (value, warnings) = object_body(call, request).await?;
             Ok(warned(update::finalize(server, call, &value).await?, &warnings))
         }
+        ("Pod", Some("log")) if request.method() == Method::GET => logs::logs(server, call).await,
+        ("Pod", Some("exec")) => exec::exec(server, call, request).await,
         ("Pod", Some("binding")) if request.method() == Method::POST => {
             let (content_type, bytes) = body::read(request).await?;
             let binding = body::decode(&content_type, &bytes, "Binding")?;

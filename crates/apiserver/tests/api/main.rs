@@ -1,4 +1,9 @@
-//! The API as its clients meet it: in process through kube's client, and raw requests.
+//! The API as its clients meet it: in process through kube's client, over HTTPS through the real kubectl.
+
+mod cluster;
+mod kubectl_objects;
+mod kubectl_streams;
+mod kubectl_watching;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
