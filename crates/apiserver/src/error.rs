@@ -183,6 +183,12 @@ pub enum ApiError {
         /** Why. */
         message: String,
     },
+    /// What a patch makes is no object of its kind.
+    #[error(" \"\" is invalid: {cause}")]
+    InvalidPatch {
+        /// About the field `patch`.
+        cause: Cause,
+    },
     /// Not allowed as things stand.
     #[error("{} {name:?} is forbidden: {reason}", kind.qualified_plural())]
     Forbidden {
@@ -262,7 +268,7 @@ impl ApiError {
             ApiError::Expired { .. } => 410,
             ApiError::TooLarge { .. } => 413,
             ApiError::UnsupportedMediaType { .. } => 415,
-            ApiError::Invalid { .. } | ApiError::Unprocessable { .. } => 422,
+            ApiError::Invalid { .. } | ApiError::InvalidPatch { .. } | ApiError::Unprocessable { .. } => 422,
             ApiError::Internal { .. } => 500,
             ApiError::NotStored { .. } => 507,
         }
@@ -283,7 +289,7 @@ impl ApiError {
             ApiError::Expired { .. } => "Expired",
             ApiError::TooLarge { .. } => "RequestEntityTooLarge",
             ApiError::UnsupportedMediaType { .. } => "UnsupportedMediaType",
-            ApiError::Invalid { .. } | ApiError::Unprocessable { .. } => "Invalid",
+            ApiError::Invalid { .. } | ApiError::InvalidPatch { .. } | ApiError::Unprocessable { .. } => "Invalid",
             ApiError::Internal { .. } | ApiError::NotStored { .. } => "InternalError",
         }
     }
@@ -321,6 +327,7 @@ impl ApiError {
                 details["causes"] = causes.iter().map(Cause::status_cause).collect();
                 Some(details)
             }
+            ApiError::InvalidPatch { cause } => Some(json!({"causes": [cause.status_cause()]})),
             ApiError::NoSuchResource | ApiError::MethodNotAllowed => Some(json!({})),
             ApiError::Internal { message } | ApiError::NotStored { message } => {
                 Some(json!({"causes": [{"message": message}]}))

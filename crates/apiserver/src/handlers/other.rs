@@ -36,6 +36,7 @@ pub(super) async fn other(parts: &[String], query: &Query, request: Request<Body
     }
     match parts.as_slice() {
         ["healthz" | "livez" | "readyz", ..] => Ok(Response::new(Body::from("ok"))),
+        ["openapi", "v2"] => Ok(open_api_v2()),
         ["openapi", "v3"] => Ok(json_response(StatusCode::OK, &content::openapi_v3_index())),
         ["openapi", "v3", path @ ..] => open_api(&path.join("/"), query, &request),
         _ => discovered(&parts, &request),
@@ -70,6 +71,13 @@ fn wants_aggregated(accept: &str) -> bool {
             .iter()
             .all(|wanted| parameters.contains(wanted))
     })
+}
+
+fn open_api_v2() -> Response {
+    const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+    let mut response = Response::new(Body::from(content::OPENAPI_V2));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(PROTOBUF));
+    response
 }
 
 fn open_api(path: &str, query: &Query, request: &Request<Body>) -> Result<Response, ApiError> {

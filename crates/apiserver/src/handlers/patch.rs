@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::body::FieldValidation;
 use super::{Call, body, update};
 use crate::content;
-use crate::error::ApiError;
+use crate::error::{ApiError, Cause};
 use crate::object;
 use crate::registry::KindInfo;
 use crate::respond::{json_response, shown_one, warned};
@@ -80,6 +80,35 @@ impl Patch {
     }
 }
 
+/// What the real server says of a patch whose result is none of its kind.
+impl Patch {
+    fn check_types(&self, kind: &KindInfo, object: &Value) -> Result<(), ApiError> {
+        let gvk = body::gvk(kind);
+        let checked = match self {
+            Patch::Strategic(_) => content::check_merged_types(&gvk, object),
+            Patch::Json(_) | Patch::Merge(_) => content::check_types(&gvk, object),
+        };
+        checked.map_err(|error| self.invalid(object, &error.to_string()))
+    }
+
+    /// Shows the patch itself where it was merged as a map, else the object that it made.
+    fn invalid(&self, object: &Value, problem: &str) -> ApiError {
+        let shown = match self {
+            Patch::Strategic(patch) => content::go_print(patch),
+            Patch::Json(_) | Patch::Merge(_) => object.to_string(),
+        };
+        ApiError::InvalidPatch { cause: Cause::invalid("patch", shown, problem) }
+    }
+
+    fn duplicates(&self, bytes: &[u8]) -> impl Iterator<Item = String> + use<> {
+        let duplicates = match self {
+            Patch::Json(_) => vec![],
+            Patch::Merge(_) | Patch::Strategic(_) => content::duplicate_fields(bytes),
+        };
+        duplicates.into_iter().map(|duplicate| duplicate.to_string())
+    }
+}
+
 pub(super) async fn patch(
     server: &ApiServer,
     call: &Call,
@@ -98,16 +127,11 @@ pub(super) async fn patch(
             return Err(ApiError::Unprocessable { message: "the patched object is no object".to_owned() });
         }
         body::check_kind(kind, &object)?;
-        body::check_types(kind, &object)?;
+        patch.check_types(kind, &object)?;
         let unknown = content::prune(&body::gvk(kind), &mut object);
-        let unknown: Vec<String> = unknown.iter().map(ToString::to_string).collect();
+        let unknown: Vec<String> = patch.duplicates(bytes).chain(unknown.iter().map(ToString::to_string)).collect();
         if validation == FieldValidation::Strict && !unknown.is_empty() {
-            let message = format!(
-                " \"\" is invalid: patch: Invalid value: {:?}: strict decoding error: {}",
-                String::from_utf8_lossy(bytes),
-                unknown.join(", ")
-            );
-            return Err(ApiError::Unprocessable { message });
+            return Err(patch.invalid(&object, &format!("strict decoding error: {}", unknown.join(", "))));
         }
         object::drop_nulls(&mut object);
         views::to_stored(kind, &mut object);
