@@ -55,7 +55,7 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     let mut folders = vec![folder.to_path_buf()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
-            let path = entry.unwrap().path();
+            let path = entry.expect("a folder entry can be read").path();
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
@@ -119,7 +119,7 @@ fn module_edges(crate_name: &str) -> BTreeMap<String, BTreeSet<String>> {
         if file.file_name().is_some_and(|name| name == "tests.rs") {
             continue;
         }
-        let code = code_of(&fs::read_to_string(file).unwrap());
+        let code = code_of(&fs::read_to_string(file).expect("a source file can be read"));
         for rest in code.split("crate::").skip(1) {
             for target in first_names(rest) {
                 if target != from && modules.contains(&target) {
