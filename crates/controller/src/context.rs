@@ -27,7 +27,7 @@ pub struct Context {
     /// The API.
     pub client: Client,
     /// What is known of it.
-    pub world: Arc<World>,
+    pub world: World,
     /// What is to be looked at.
     pub queues: Queues,
     /// Tells users.
@@ -119,7 +119,7 @@ impl Context {
     /// Empty caches and queues, and the notes that are to become Events.
     pub fn new(client: Client, options: ControllerOptions) -> (Context, mpsc::Receiver<Note>) {
         let busy = Arc::new(Busy::default());
-        let world = Arc::new(World::new(&options));
+        let world = World::new(&options);
         let queues = Queues::new(&options, &busy);
         let (events, notes) = Recorder::new();
         (Context { client, world, queues, events, options, busy }, notes)

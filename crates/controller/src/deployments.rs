@@ -4,7 +4,6 @@
 //! Deployment, its ReplicaSets ──▶ plan (steps allowed now) ──▶ writes ──▶ status
 //! ```
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -21,7 +20,7 @@ use crate::queue::{Outcome, Queue};
 use crate::replica_sets::until;
 use crate::workers;
 use crate::world::owned_by;
-use crate::{pods, selector};
+use crate::{lookup, pods};
 use plan::{Step, Update};
 use status::Happened;
 
@@ -59,7 +58,8 @@ impl workers::Controller for Controller {
 async fn reconcile(context: &Context, name: &ObjectName) -> Result<Outcome, WriteError> {
     let Some(deployment) = context.world.deployments.get(name) else { return Ok(Outcome::Done) };
     let Some(spec) = deployment.spec.as_ref() else { return Ok(Outcome::Done) };
-    let sets = claimed(context, deployment.as_ref(), &spec.selector, candidates(context, &deployment)).await?;
+    let candidates = lookup::candidates(&context.world, deployment.as_ref(), &spec.selector);
+    let sets = claimed(context, deployment.as_ref(), &spec.selector, candidates).await?;
     let steps = plan::plan(&deployment, &sets, old_pods_run(context, &deployment, &sets));
     let mut happened = None;
     let mut result = Ok(());
@@ -75,18 +75,6 @@ async fn reconcile(context: &Context, name: &ObjectName) -> Result<Outcome, Writ
     let again = write_status(context, name, happened.as_ref()).await;
     result?;
     Ok(again?.map_or(Outcome::Done, |wait| Outcome::After(until(wait))))
-}
-
-/// The ReplicaSets that match a Deployment's selector, and those that it controls.
-fn candidates(context: &Context, deployment: &Deployment) -> Vec<Arc<ReplicaSet>> {
-    let Some(spec) = deployment.spec.as_ref() else { return Vec::new() };
-    let namespace = deployment.namespace().unwrap_or_default();
-    let mut sets = context.world.replica_sets.in_namespace(&namespace.as_str().into());
-    sets.retain(|set| selector::matches(set.metadata.labels.as_ref(), &spec.selector));
-    let controlled = context.world.replica_sets.select(&owned_by(uid_of(deployment)));
-    let by_name: BTreeMap<String, Arc<ReplicaSet>> =
-        sets.into_iter().chain(controlled).map(|set| (set.name_any(), set)).collect();
-    by_name.into_values().collect()
 }
 
 /// Whether pods of former templates still run, those that are on their way out included.
@@ -197,7 +185,7 @@ async fn write_status(
     happened: Option<&Happened>,
 ) -> Result<Option<jiff::SignedDuration>, WriteError> {
     let Some(deployment) = context.world.deployments.get(name) else { return Ok(None) };
-    let sets = context.world.replica_sets.select(&owned_by(uid_of(deployment.as_ref())));
+    let sets = lookup::controlled(&context.world, deployment.as_ref());
     let (status, again) = status::status(&deployment, &sets, happened, Timestamp::now());
     if !status::says_the_same(&status, &deployment.status.clone().unwrap_or_default()) {
         let mut wanted = deployment.as_ref().clone();

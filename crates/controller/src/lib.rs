@@ -105,8 +105,8 @@ pub fn run(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Controllers {
     let (context, notes) = Context::new(client.clone(), options);
-    let progress = Progress::new(context.world.clone(), context.busy.clone());
     let context = Arc::new(context);
+    let progress = Progress::new(context.clone());
     let task = tokio::spawn(async move {
         let mut tasks = JoinSet::new();
         tasks.spawn(events::write(client, notes));

@@ -1,15 +1,18 @@
 //! Who belongs to whom, asked of the caches.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::Resource;
 use signpost_core::object::ObjectName;
 
-use crate::cache::{Index, name_of};
+use crate::cache::{Cache, Cached, Index, name_of, uid_of};
 use crate::endpoint_slices::desired::NodeFacts;
+use crate::pods;
 use crate::selector::{self, Labels};
-use crate::world::{World, labelled};
+use crate::world::{Watched, World, labelled, owned_by};
 
 /// The label of a node's zone.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
@@ -18,26 +21,41 @@ pub const ZONE: &str = "topology.kubernetes.io/zone";
 pub fn pods_of_service(world: &World, service: &Service) -> Vec<Arc<Pod>> {
     let Some(pairs) = service.spec.as_ref().and_then(|spec| spec.selector.as_ref()) else { return Vec::new() };
     let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
-    let mut pods = pods_with_pairs(world, namespace, pairs);
+    let mut pods = with_pairs(&world.pods, namespace, pairs);
     pods.retain(|pod| selector::has_all(pod.metadata.labels.as_ref(), pairs));
     pods
 }
 
-/// The pods of a namespace that a workload's selector matches.
-pub fn pods_matching(world: &World, namespace: &str, selector: &LabelSelector) -> Vec<Arc<Pod>> {
-    let mut pods = match &selector.match_labels {
-        Some(pairs) if !pairs.is_empty() => pods_with_pairs(world, namespace, pairs),
-        _ => world.pods.in_namespace(&namespace.into()),
+/// The objects that a workload may own: those of its namespace that match its selector, and those that it controls.
+pub fn candidates<K: Watched, O: Resource>(world: &World, owner: &O, selector: &LabelSelector) -> Vec<Arc<K>> {
+    let cache = K::cache(world);
+    let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
+    let mut matching = match &selector.match_labels {
+        Some(pairs) if !pairs.is_empty() => with_pairs(cache, namespace, pairs),
+        _ => cache.in_namespace(&namespace.into()),
     };
-    pods.retain(|pod| selector::matches(pod.metadata.labels.as_ref(), selector));
-    pods
+    matching.retain(|object| selector::matches(object.meta().labels.as_ref(), selector));
+    let controlled = controlled(world, owner);
+    let by_name: BTreeMap<ObjectName, Arc<K>> =
+        matching.into_iter().chain(controlled).map(|object| (name_of(object.as_ref()), object)).collect();
+    by_name.into_values().collect()
 }
 
-/// Through the pair that the fewest pods have.
-fn pods_with_pairs(world: &World, namespace: &str, pairs: &Labels) -> Vec<Arc<Pod>> {
+/// The objects that an owner controls.
+pub fn controlled<K: Watched, O: Resource>(world: &World, owner: &O) -> Vec<Arc<K>> {
+    let mut owned = K::cache(world).select(&owned_by(uid_of(owner)));
+    owned.retain(|object| {
+        let controller = pods::controller(object.meta().owner_references.as_ref());
+        controller.is_some_and(|controller| controller.uid == uid_of(owner))
+    });
+    owned
+}
+
+/// Through the pair that the fewest objects have.
+fn with_pairs<K: Cached>(cache: &Cache<K>, namespace: &str, pairs: &Labels) -> Vec<Arc<K>> {
     let indices = pairs.iter().map(|(key, value)| labelled(namespace, key, value));
-    let rarest = indices.min_by_key(|index| world.pods.count(index));
-    rarest.map(|index| world.pods.select(&index)).unwrap_or_default()
+    let rarest = indices.min_by_key(|index| cache.count(index));
+    rarest.map(|index| cache.select(&index)).unwrap_or_default()
 }
 
 /// The Services that select a pod.

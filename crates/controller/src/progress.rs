@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::world::World;
+use crate::context::Context;
 
 /// Counts the keys that wait or are worked on in all queues together: one number, so that work that passes from one
 /// controller to the next is never overlooked (the next key is counted before the last one is given back).
@@ -51,38 +51,42 @@ impl Busy {
 /// A view of how far the controllers are. Cheap to clone.
 #[derive(Clone)]
 pub struct Progress {
-    world: Arc<World>,
-    busy: Arc<Busy>,
+    context: Arc<Context>,
 }
 
 /// The controllers were not done in time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the controllers were not done within {waited:?}: {keys} objects in work, kinds behind (seen, wanted): {behind:?}"
+    "the controllers were not done within {waited:?}: at work on {pending:?}, kinds behind (seen, wanted): {behind:?}"
 )]
 pub struct NotSettled {
     /// How long was waited.
     pub waited: Duration,
-    /// Keys that wait or are worked on.
-    pub keys: usize,
+    /// What waits or is worked on, as [`Progress::pending`] says it.
+    pub pending: Vec<String>,
     /// By kind: the revision that was seen (`None`: not even a first list) and the one that was asked for.
     pub behind: BTreeMap<String, (Option<u64>, u64)>,
 }
 
 impl Progress {
-    pub(crate) fn new(world: Arc<World>, busy: Arc<Busy>) -> Progress {
-        Progress { world, busy }
+    pub(crate) fn new(context: Arc<Context>) -> Progress {
+        Progress { context }
     }
 
     /// By kind (`Pod`, `Service`, ...): the revision up to which all changes were taken up.
     pub fn seen(&self) -> BTreeMap<&'static str, Option<u64>> {
-        self.world.seen()
+        self.context.world.seen()
+    }
+
+    /// What waits or is worked on, for people: the controller and the object.
+    pub fn pending(&self) -> Vec<String> {
+        self.context.queues.pending()
     }
 
     /// Whether all changes up to these revisions (by kind; kinds that no controller watches don't matter) were taken up
     /// and all that followed from them is written. A key that keeps failing counts only for its first second.
     pub fn settled(&self, revisions: &BTreeMap<String, u64>) -> bool {
-        self.behind(revisions).is_empty() && self.busy.is_idle()
+        self.behind(revisions).is_empty() && self.context.busy.is_idle()
     }
 
     /// Waits until [`Progress::settled`].
@@ -90,10 +94,10 @@ impl Progress {
     /// # Errors
     /// [`NotSettled`] with what is missing, after `timeout`.
     pub async fn wait(&self, revisions: &BTreeMap<String, u64>, timeout: Duration) -> Result<(), NotSettled> {
-        let mut changed = self.busy.subscribe();
+        let mut changed = self.context.busy.subscribe();
         let settled = async {
             while !self.settled(revisions) {
-                // The sender lives in `self.busy`: this can't fail while we are here.
+                // The sender lives in our context: this can't fail while we are here.
                 if changed.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
@@ -101,13 +105,13 @@ impl Progress {
         };
         tokio::time::timeout(timeout, settled).await.map_err(|_| NotSettled {
             waited: timeout,
-            keys: self.busy.keys.load(Ordering::SeqCst),
+            pending: self.pending(),
             behind: self.behind(revisions),
         })
     }
 
     fn behind(&self, revisions: &BTreeMap<String, u64>) -> BTreeMap<String, (Option<u64>, u64)> {
-        let seen = self.world.seen();
+        let seen = self.context.world.seen();
         revisions
             .iter()
             .filter_map(|(kind, wanted)| {

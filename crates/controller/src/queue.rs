@@ -139,6 +139,15 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         self.wake.notify_one();
     }
 
+    /// The keys that count as work under way.
+    pub fn pending(&self) -> Vec<K> {
+        let state = self.lock();
+        let mut keys: Vec<K> =
+            state.entries.iter().filter(|(_, entry)| entry.busy()).map(|(key, _)| key.clone()).collect();
+        keys.sort();
+        keys
+    }
+
     /// A ready key, or when the next one gets ready.
     fn take(&self) -> Result<K, Option<Instant>> {
         let now = Instant::now();
@@ -262,6 +271,7 @@ mod tests {
         assert!(!busy.is_idle());
         queue.finish(&"a", Outcome::Retry);
         assert!(!busy.is_idle());
+        assert_eq!(queue.pending(), ["a"]);
         queue.next().await;
         queue.finish(&"a", Outcome::After(Duration::from_secs(5)));
         assert!(busy.is_idle());

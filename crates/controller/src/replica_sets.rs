@@ -1,6 +1,5 @@
 //! ReplicaSets: as many pods as they say.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,18 +73,7 @@ async fn reconcile(context: &Context, name: &ObjectName) -> Result<Outcome, Writ
 
 async fn owned_pods(context: &Context, set: &ReplicaSet) -> Result<Vec<Arc<Pod>>, WriteError> {
     let Some(spec) = set.spec.as_ref() else { return Ok(Vec::new()) };
-    let candidates = candidates(context, set);
-    claimed(context, set, &spec.selector, candidates).await
-}
-
-/// The pods that match a ReplicaSet's selector, and those that it controls.
-fn candidates(context: &Context, set: &ReplicaSet) -> Vec<Arc<Pod>> {
-    let Some(spec) = set.spec.as_ref() else { return Vec::new() };
-    let matching = lookup::pods_matching(&context.world, &set.namespace().unwrap_or_default(), &spec.selector);
-    let controlled = context.world.pods.select(&owned_by(uid_of(set)));
-    let by_name: BTreeMap<String, Arc<Pod>> =
-        matching.into_iter().chain(controlled).map(|pod| (pod.name_any(), pod)).collect();
-    by_name.into_values().collect()
+    claimed(context, set, &spec.selector, lookup::candidates(&context.world, set, &spec.selector)).await
 }
 
 /// The pods of all ReplicaSets of the same Deployment.
@@ -152,10 +140,7 @@ async fn write_status(
     failure: Option<&Failure>,
 ) -> Result<Option<Duration>, WriteError> {
     let Some(set) = context.world.replica_sets.get(name) else { return Ok(None) };
-    let mut owned = candidates(context, &set);
-    owned.retain(|pod| {
-        pods::controller(pod.metadata.owner_references.as_ref()).is_some_and(|owner| owner.uid == uid_of(set.as_ref()))
-    });
+    let owned = lookup::controlled(&context.world, set.as_ref());
     let (status, again) = plan::status(&set, &owned, failure, Timestamp::now());
     if !plan::says_the_same(&status, &set.status.clone().unwrap_or_default()) {
         let mut wanted = set.as_ref().clone();

@@ -59,6 +59,25 @@ impl Queues {
     }
 }
 
+impl Queues {
+    /// What waits or is worked on.
+    pub fn pending(&self) -> Vec<String> {
+        let by_name = [
+            ("endpoint slices of", &self.slices),
+            ("endpoints of", &self.endpoints),
+            ("replica set", &self.replica_sets),
+            ("deployment", &self.deployments),
+            ("stateful set", &self.stateful_sets),
+            ("node for pod", &self.scheduler),
+        ];
+        let named = by_name
+            .into_iter()
+            .flat_map(|(what, queue)| queue.pending().into_iter().map(move |key| format!("{what} {key}")));
+        let garbage = self.garbage.pending().into_iter().map(|(kind, name)| format!("owners of {kind:?} {name}"));
+        named.chain(garbage).collect()
+    }
+}
+
 /// Old and new, as far as there are both.
 fn versions<K>(change: &Transition<K>) -> impl Iterator<Item = &Arc<K>> {
     change.old.iter().chain(&change.new)

@@ -4,7 +4,6 @@
 //! StatefulSet ──▶ revisions of its template ──▶ plan (next pods) ──▶ writes ──▶ status
 //! ```
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -57,7 +56,7 @@ impl workers::Controller for Controller {
 async fn reconcile(context: &Context, name: &ObjectName) -> Result<Outcome, WriteError> {
     let Some(set) = context.world.stateful_sets.get(name) else { return Ok(Outcome::Done) };
     let Some(spec) = set.spec.as_ref() else { return Ok(Outcome::Done) };
-    let mut candidates = candidates(context, &set);
+    let mut candidates = lookup::candidates(&context.world, set.as_ref(), &spec.selector);
     candidates.retain(|pod| plan::ordinal(&set, pod).is_some());
     let owned = claimed(context, set.as_ref(), &spec.selector, candidates).await?;
     let templates = templates(context, &set).await?;
@@ -74,16 +73,6 @@ async fn reconcile(context: &Context, name: &ObjectName) -> Result<Outcome, Writ
     let again = again?;
     clean_up(context, &set, &owned, &templates).await?;
     Ok(again.map_or(Outcome::Done, |wait| Outcome::After(until(wait))))
-}
-
-/// The pods that match a set's selector, and those that it controls.
-fn candidates(context: &Context, set: &StatefulSet) -> Vec<Arc<Pod>> {
-    let Some(spec) = set.spec.as_ref() else { return Vec::new() };
-    let matching = lookup::pods_matching(&context.world, &set.namespace().unwrap_or_default(), &spec.selector);
-    let controlled = context.world.pods.select(&owned_by(uid_of(set)));
-    let by_name: BTreeMap<String, Arc<Pod>> =
-        matching.into_iter().chain(controlled).map(|pod| (pod.name_any(), pod)).collect();
-    by_name.into_values().collect()
 }
 
 /// The two templates that pods are made from.
@@ -193,7 +182,7 @@ async fn write_status(
     templates: &Templates,
 ) -> Result<Option<jiff::SignedDuration>, WriteError> {
     let Some(set) = context.world.stateful_sets.get(name) else { return Ok(None) };
-    let mut owned = context.world.pods.select(&owned_by(uid_of(set.as_ref())));
+    let mut owned = lookup::controlled(&context.world, set.as_ref());
     owned.retain(|pod| plan::ordinal(&set, pod).is_some());
     let (status, again) = plan::status(&set, &owned, templates.revisions(), Timestamp::now());
     if !plan::says_the_same(&status, &set.status.clone().unwrap_or_default()) {

@@ -1,10 +1,14 @@
 //! The controllers on the embedded API, with a kubelet of a few lines: what a user would see, and that it comes to rest.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use axum::body::Body;
+use axum::response::IntoResponse;
 use futures::{StreamExt, pin_mut};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Endpoints, Event, Node, Pod, Service};
@@ -18,6 +22,7 @@ use serde_json::{Value, json};
 use signpost_apiserver::{ApiConfig, ApiServer};
 use signpost_controller::{ControllerOptions, Controllers, run};
 use tokio::task::JoinHandle;
+use tower::ServiceExt;
 
 /// Long enough for a machine that does much else.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -61,8 +66,11 @@ impl Lab {
     }
 
     fn start_controllers(&mut self) {
-        let options = ControllerOptions::default();
-        self.controllers = Some(run(self.client.clone(), options, std::future::pending()));
+        self.start_controllers_on(self.client.clone());
+    }
+
+    fn start_controllers_on(&mut self, client: kube::Client) {
+        self.controllers = Some(run(client, ControllerOptions::default(), std::future::pending()));
     }
 
     async fn add_node(&self, name: &str, zone: &str) {
@@ -490,56 +498,96 @@ async fn a_template_that_the_api_refuses_is_told_and_does_not_hold_up_the_rest()
     assert_eq!(conditions.first().and_then(|condition| condition.reason.as_deref()), Some("FailedCreate"));
 }
 
-#[tokio::test]
-async fn under_load_no_change_is_lost_and_it_comes_to_rest() {
-    const SERVICES: usize = 20;
-    let lab = Lab::start(&["n1", "n2", "n3"]).await;
-    for number in 0..SERVICES {
+/// Deployments and Services; while they start, pods come, go and change their readiness. Then: every Service has exactly
+/// its Deployment's ready pods.
+async fn storm(lab: &Lab, services: usize) {
+    for number in 0..services {
         lab.create::<Service>(service(&format!("s{number}"))).await;
         lab.create::<Deployment>(deployment(&format!("s{number}"), 3)).await;
     }
-    // While they start, pods come, go and change their readiness.
-    let storm = (0..SERVICES).map(|number| {
-        let lab = &lab;
-        async move {
-            let name = format!("s{number}");
-            for round in 0..6 {
-                lab.merge::<Deployment>(&name, json!({"spec": {"replicas": 1 + (number + round) % 5}})).await;
-                let selector = ListParams::default().labels(&format!("app={name}"));
-                for pod in lab.api::<Pod>().list(&selector).await.expect("a list") {
-                    let held = (round + number) % 3 == 0;
-                    let patch = json!({"metadata": {"annotations": {"test/held": held.to_string()}}});
-                    let merge = Patch::Merge(patch);
-                    let _gone_meanwhile =
-                        lab.api::<Pod>().patch(&pod.name_any(), &PatchParams::default(), &merge).await;
-                }
+    let rounds = (0..services).map(|number| async move {
+        let name = format!("s{number}");
+        for round in 0..6 {
+            lab.merge::<Deployment>(&name, json!({"spec": {"replicas": 1 + (number + round) % 5}})).await;
+            let selector = ListParams::default().labels(&format!("app={name}"));
+            for pod in lab.api::<Pod>().list(&selector).await.expect("a list") {
+                let held = (round + number) % 3 == 0;
+                let patch = json!({"metadata": {"annotations": {"test/held": held.to_string()}}});
+                let merge = Patch::Merge(patch);
+                let _gone_meanwhile = lab.api::<Pod>().patch(&pod.name_any(), &PatchParams::default(), &merge).await;
             }
         }
     });
-    futures::future::join_all(storm).await;
+    futures::future::join_all(rounds).await;
     eventually("every Service has its Deployment's ready pods", || async {
         let pods = lab.list::<Pod>().await;
-        for number in 0..SERVICES {
+        for number in 0..services {
             let name = format!("s{number}");
-            let ready: BTreeSet<String> = pods
-                .iter()
-                .filter(|pod| pod.labels().get("app") == Some(&name) && pod.metadata.deletion_timestamp.is_none())
-                .filter(|pod| signpost_controller::pods::is_ready(pod))
+            let of_service = pods.iter().filter(|pod| pod.labels().get("app") == Some(&name));
+            let ready: BTreeSet<String> = of_service
+                .clone()
+                .filter(|pod| pod.metadata.deletion_timestamp.is_none() && signpost_controller::pods::is_ready(pod))
                 .filter_map(|pod| pod.status.as_ref()?.pod_ip.clone())
                 .collect();
-            let wanted = 1 + (number + 5) % 5;
-            let have = pods.iter().filter(|pod| pod.labels().get("app") == Some(&name)).count();
-            if have != wanted || lab.ready(&name).await != ready {
+            if of_service.count() != 1 + (number + 5) % 5 || lab.ready(&name).await != ready {
                 return false;
             }
         }
         true
     })
     .await;
+}
+
+#[tokio::test]
+async fn under_load_no_change_is_lost_and_it_comes_to_rest() {
+    let lab = Lab::start(&["n1", "n2", "n3"]).await;
+    storm(&lab, 12).await;
     lab.settle().await;
     let quiet = lab.revisions();
     let noise = eventually("a write", || async { lab.revisions() != quiet });
     tokio::time::timeout(Duration::from_millis(300), noise).await.expect_err("something writes without a reason");
+}
+
+/// The API, but one request in eight fails before it does anything, one write in eight is done and said to have failed,
+/// and watches end after a few words, in the middle of one or properly.
+fn unreliable(server: &Arc<ApiServer>) -> kube::Client {
+    let router = server.router();
+    let count = Arc::new(AtomicU64::new(1));
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (router, chance) = (router.clone(), chance(count.fetch_add(1, Ordering::Relaxed)));
+        async move {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let is_read = request.method() == http::Method::GET;
+            let failure = || (http::StatusCode::INTERNAL_SERVER_ERROR, "spoiled").into_response();
+            if chance % 8 == 0 {
+                return Ok::<_, Infallible>(failure());
+            }
+            let response = router.oneshot(request.map(Body::new)).await?;
+            if is_watch {
+                let (head, body) = response.into_parts();
+                let said = body.into_data_stream().take(usize::try_from(chance / 8 % 12).expect("small"));
+                let cut = futures::stream::iter((chance % 3 == 0).then(|| Err(axum::Error::new("cut"))));
+                return Ok(axum::response::Response::from_parts(head, Body::from_stream(said.chain(cut))));
+            }
+            Ok(if !is_read && chance % 8 == 1 { failure() } else { response })
+        }
+    });
+    kube::Client::new(service, "default")
+}
+
+/// A number that looks random (splitmix64), the same in each run.
+fn chance(seed: u64) -> u64 {
+    let mut mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[tokio::test]
+async fn an_api_that_fails_and_watches_that_break_lose_nothing() {
+    let mut lab = Lab::start(&["n1", "n2"]).await;
+    lab.start_controllers_on(unreliable(&lab.server));
+    storm(&lab, 4).await;
 }
 
 #[tokio::test]
