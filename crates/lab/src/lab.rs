@@ -243,11 +243,10 @@ impl Lab {
         if !busy.is_empty() {
             return Ok(Some(format!("pods that change: {}", busy.join(", "))));
         }
-        if !self.controllers.progress().settled(revisions) {
-            return Ok(Some(format!(
-                "controllers have seen {:?} of {revisions:?}",
-                self.controllers.progress().seen()
-            )));
+        let progress = self.controllers.progress();
+        if !progress.settled(revisions) {
+            let (seen, pending) = (progress.seen(), progress.pending());
+            return Ok(Some(format!("controllers have seen {seen:?} of {revisions:?} and are at work on {pending:?}")));
         }
         for daemon in &self.daemons {
             let Some(programmed) = daemon.programmed().await? else { continue };
