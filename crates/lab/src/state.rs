@@ -91,12 +91,12 @@ impl LabDir {
         }
         clear_cgroup(&cgroup)?;
         sweep(&base, keep_objects && dir.is_none())?;
-        private_directory(&base)?;
-        let dir = match dir {
-            None => base.clone(),
-            Some(dir) => own_directory(dir)?,
-        };
-        let taken = LabDir { name: name.to_owned(), base, dir, cgroup, lock: Some(lock) };
+        // From here on, what is made goes again when something fails.
+        let mut taken = LabDir { name: name.to_owned(), dir: base.clone(), base, cgroup, lock: Some(lock) };
+        private_directory(&taken.base)?;
+        if let Some(dir) = dir {
+            taken.dir = own_directory(dir)?;
+        }
         taken.cgroup.create().map_err(|source| LabError::Cgroup { source })?;
         Ok(taken)
     }

@@ -209,10 +209,13 @@ pub fn pod_port(host: u8) -> String {
     format!("veth{host}")
 }
 
+/// A path below `/proc/sys` and its value.
+pub type Sysctl = (&'static str, &'static str);
+
 /// Sysctls of a namespace, as paths below `/proc/sys` and values, to be written before any interface is made: IPv4
 /// takes its first values from the machine's namespace, so that each is said here. Those in the second list exist
 /// only where a kernel module is loaded.
-pub fn sysctls(forwards: bool) -> (Vec<(&'static str, &'static str)>, Vec<(&'static str, &'static str)>) {
+pub fn sysctls(forwards: bool) -> (Vec<Sysctl>, Vec<Sysctl>) {
     let forward = if forwards { "1" } else { "0" };
     let must = vec![
         ("net/ipv4/ip_forward", forward),
@@ -287,7 +290,7 @@ fn pod_address(family: Family, n: u8, host: u8) -> IpAddr {
 /// The number whose hexadecimal digits are the decimal ones of `value`: 254 becomes 0x254.
 fn digits(value: u8) -> u16 {
     let value = u16::from(value);
-    (value / 100) << 8 | (value / 10 % 10) << 4 | value % 10
+    ((value / 100) << 8) | ((value / 10 % 10) << 4) | (value % 10)
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
 //! The lab with its real processes.
 
+#![allow(clippy::unwrap_used)] // clippy allows it in test functions, not in those that they share
+
+mod command;
 mod sandbox;
 mod whole;

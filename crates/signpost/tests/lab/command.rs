@@ -1,0 +1,220 @@
+//! `signpost lab` as a person uses it: up, use, down; and what must hold when it goes wrong.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use signpost_lab::cgroup::Cgroup;
+use signpost_lab::state::{self, LABS};
+
+const SIGNPOST: &str = env!("CARGO_BIN_EXE_signpost");
+
+/// A name that is taken down at the end of its test, whatever happened.
+struct Name(String);
+
+impl Name {
+    fn new(what: &str) -> Name {
+        Name(format!("t-{what}-{}", std::process::id()))
+    }
+
+    fn lab(&self, arguments: &[&str]) -> Output {
+        let (action, rest) = arguments.split_first().unwrap();
+        Command::new(SIGNPOST).args(["lab", action, "--name", &self.0]).args(rest).output().unwrap()
+    }
+
+    fn leaves_nothing(&self) {
+        assert!(!Path::new(LABS).join(&self.0).exists(), "state of {}", self.0);
+        assert!(!Path::new(LABS).join(format!("{}.lock", self.0)).exists(), "lock of {}", self.0);
+        assert!(!Cgroup::labs().unwrap().child(&self.0).path().exists(), "cgroup of {}", self.0);
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        self.lab(&["down"]);
+    }
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn well(output: Output) -> String {
+    assert!(output.status.success(), "{}", text(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What a lab must not change: the machine's addresses, routes, rules, forwarding, mounts.
+fn machine() -> Vec<String> {
+    let run = |program: &str, arguments: &[&str]| {
+        String::from_utf8(Command::new(program).args(arguments).output().unwrap().stdout).unwrap()
+    };
+    let links = run("ip", &["-j", "link"]);
+    let names: Vec<serde_json::Value> = serde_json::from_str(&links).unwrap();
+    let sysctl = |path: &str| std::fs::read_to_string(Path::new("/proc/sys").join(path)).unwrap();
+    vec![
+        names.iter().map(|link| format!("{} {}\n", link["ifname"], link["flags"])).collect(),
+        run("ip", &["-j", "addr"]).split("\"valid_life_time\"").next().unwrap().to_owned(),
+        run("ip", &["-j", "route", "show", "table", "all"]),
+        run("ip", &["-j", "-6", "route", "show", "table", "all"]),
+        run("ip", &["-j", "rule"]),
+        run("nft", &["list", "ruleset"]),
+        sysctl("net/ipv4/ip_forward"),
+        sysctl("net/ipv6/conf/all/forwarding"),
+        sysctl("net/ipv4/conf/all/rp_filter"),
+        std::fs::read_to_string("/proc/self/mountinfo").unwrap(),
+        run("ip", &["netns", "list"]),
+    ]
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_lab_comes_up_serves_and_goes_without_a_trace() {
+    let before = machine();
+    let name = Name::new("trace");
+    let said = well(name.lab(&["up", "--nodes", "2", "--families", "dual"]));
+    assert!(said.contains("is up after") && said.contains("export KUBECONFIG="), "{said}");
+    assert_eq!(machine(), before, "while the lab runs");
+
+    let kubeconfig = well(name.lab(&["kubeconfig"])).trim().to_owned();
+    let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&kubeconfig).unwrap());
+    assert_eq!(mode & 0o777, 0o600);
+    let status = well(name.lab(&["status"]));
+    assert!(status.contains("node n2     172.18.0.12 fd00:172:18::12  daemon "), "{status}");
+
+    let inside = well(name.lab(&["exec", "node/n2", "--", "ip", "-br", "addr", "show", "dev", "cni0"]));
+    assert!(inside.contains("10.244.2.1/24"), "{inside}");
+    let pinged = name.lab(&["exec", "outside", "--", "ping", "-c", "1", "-W", "2", "172.18.0.11"]);
+    assert!(pinged.status.success(), "{}", text(&pinged));
+    assert_eq!(name.lab(&["exec", "router", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    let refused = name.lab(&["exec", "pod/none", "--", "true"]);
+    assert!(!refused.status.success() && text(&refused).contains("there is no pod/default/none"));
+
+    well(name.lab(&["down"]));
+    name.leaves_nothing();
+    assert_eq!(machine(), before, "after the lab");
+    assert!(well(name.lab(&["down"])).contains("no lab named"));
+    assert!(!name.lab(&["kubeconfig"]).status.success());
+}
+
+#[test]
+fn labs_of_two_names_run_side_by_side_and_one_name_once() {
+    let (one, two) = (Name::new("one"), Name::new("two"));
+    well(one.lab(&["up", "--nodes", "1"]));
+    well(two.lab(&["up", "--nodes", "1"]));
+    let again = one.lab(&["up"]);
+    assert!(!again.status.success());
+    assert!(text(&again).contains("runs already") && text(&again).contains("signpost lab down"), "{}", text(&again));
+    well(one.lab(&["down"]));
+    one.leaves_nothing();
+    assert!(well(two.lab(&["status"])).contains(": up"));
+}
+
+#[test]
+fn after_a_crash_nothing_runs_and_the_next_up_goes_on_with_the_objects() {
+    let name = Name::new("crash");
+    well(name.lab(&["up", "--nodes", "1", "--families", "ipv4"]));
+    let record = state::record(&name.0).unwrap();
+    let make = ["create", "configmap", "kept", "--from-literal=a=b"];
+    let kubectl = |arguments: &[&str]| {
+        let kubeconfig = state::record(&name.0).unwrap().kubeconfig;
+        Command::new("kubectl").arg("--kubeconfig").arg(kubeconfig).args(arguments).output().unwrap()
+    };
+    well(kubectl(&make));
+    let daemon = Cgroup::labs().unwrap().child(&name.0).child("n1").child("daemon");
+    assert!(!std::fs::read_to_string(daemon.path().join("cgroup.procs")).unwrap().is_empty());
+    kill(Pid::from_raw(record.pid as i32), Signal::SIGKILL).unwrap();
+    until("the daemon dies with the lab", || {
+        std::fs::read_to_string(daemon.path().join("cgroup.procs")).unwrap().is_empty()
+    });
+    assert!(text(&name.lab(&["status"])).contains("dead"));
+    well(name.lab(&["up", "--nodes", "1", "--families", "ipv4"]));
+    well(kubectl(&["get", "configmap", "kept"]));
+    let pid = state::record(&name.0).unwrap().pid;
+    kill(Pid::from_raw(pid as i32), Signal::SIGKILL).unwrap();
+    until("the lab is dead", || !state::lives(&name.0));
+    assert!(well(name.lab(&["down"])).contains("what it left is removed"));
+    name.leaves_nothing();
+}
+
+#[test]
+fn an_interrupt_at_any_moment_of_up_leaves_nothing() {
+    let name = Name::new("interrupt");
+    for delay_ms in [0, 5, 20, 60, 120, 200, 280] {
+        let mut up = Command::new(SIGNPOST)
+            .args(["lab", "up", "--name", &name.0])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(delay_ms)); // the moment is what the test is about
+        kill(Pid::from_raw(up.id() as i32), Signal::SIGINT).unwrap();
+        up.wait().unwrap();
+        if state::lives(&name.0) {
+            well(name.lab(&["down"])); // it was up before the signal came
+        }
+        until("the supervisor is gone", || !state::lives(&name.0));
+        name.leaves_nothing();
+    }
+}
+
+#[test]
+fn bad_input_gets_one_line_that_says_what_to_do() {
+    let name = Name::new("bad");
+    let cases: [(&[&str], &str); 7] = [
+        (&["up", "--nodes", "0"], "1 to 244 nodes"),
+        (&["up", "--families", "ipx"], "take ipv4, ipv6 or dual"),
+        (&["up", "--image", "nginx"], "NAME=PATH"),
+        (&["up", "--image", "nginx=/no/such/program"], "cannot find /no/such/program"),
+        (&["up", "--image", "nginx=/etc/passwd"], "no program that can be executed"),
+        (&["exec", "elsewhere", "--", "true"], "node/NAME"),
+        (&["exec", "node/n1", "--", "true"], "signpost lab up --name"),
+    ];
+    for (arguments, expected) in cases {
+        let output = name.lab(arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(text(&output).contains(expected), "{arguments:?}: {}", text(&output));
+        name.leaves_nothing();
+    }
+    let hostile = Command::new(SIGNPOST).args(["lab", "up", "--name", "../../etc"]).output().unwrap();
+    assert!(!hostile.status.success() && text(&hostile).contains("is not usable"), "{}", text(&hostile));
+    let user = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", SIGNPOST, "lab", "up", "--name", &name.0])
+        .output()
+        .unwrap();
+    assert!(!user.status.success());
+    let without_tools = Command::new(SIGNPOST).args(["lab", "up", "--name", &name.0]).env("PATH", "/nowhere").output();
+    let without_tools = without_tools.unwrap();
+    assert!(text(&without_tools).contains("apt-get install iproute2"), "{}", text(&without_tools));
+    name.leaves_nothing();
+}
+
+#[test]
+fn a_full_or_foreign_directory_is_refused_and_left_alone() {
+    let name = Name::new("dir");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().display().to_string();
+    std::fs::write(dir.path().join("mine"), "x").unwrap();
+    let output = name.lab(&["up", "--dir", &path]);
+    assert!(!output.status.success() && text(&output).contains("take an empty directory"), "{}", text(&output));
+    assert!(dir.path().join("mine").exists());
+    name.leaves_nothing();
+
+    // A file system without room, in a mount namespace of the test's own.
+    let script = format!(
+        "mount -t tmpfs -o size=4k none {path} && {SIGNPOST} lab up --name {} --dir {path} --nodes 1; echo status $?",
+        name.0
+    );
+    let full = Command::new("unshare").args(["-m", "sh", "-c", &script]).output().unwrap();
+    assert!(text(&full).contains("status 1") && text(&full).contains("No space left"), "{}", text(&full));
+    name.leaves_nothing();
+}
