@@ -1,6 +1,8 @@
 //! The API as its clients meet it: in process through kube's client, over HTTPS through the real kubectl.
 
 mod cluster;
+mod durability;
+mod hostile;
 mod kubectl_objects;
 mod kubectl_streams;
 mod kubectl_watching;

@@ -256,6 +256,9 @@ fn policies(service: &Value, causes: &mut Vec<Cause>) {
         causes.push(Cause::invalid("spec.externalTrafficPolicy", value, detail));
     }
     let health = object::number(service, &["spec", "healthCheckNodePort"]).unwrap_or(0);
+    if !(0..=65_535).contains(&health) {
+        causes.push(Cause::invalid("spec.healthCheckNodePort", health, PORT_RANGE));
+    }
     if health != 0 && !needs_health_check_port(service) {
         let detail = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'";
         causes.push(Cause::invalid("spec.healthCheckNodePort", health, detail));
