@@ -26,6 +26,8 @@ pub enum Problem {
     NotSupported(Value, Vec<String>),
     /// A value that another item has.
     Duplicate(Value),
+    /// As `Duplicate`, of a whole item: its fields as the real server prints them, in its order.
+    DuplicateItem(String),
     /// A field that may not be set (or changed) here.
     Forbidden(String),
     /// A value with more bytes than this.
@@ -73,7 +75,7 @@ impl Cause {
             Problem::Required(_) => "FieldValueRequired",
             Problem::Invalid(..) => "FieldValueInvalid",
             Problem::NotSupported(..) => "FieldValueNotSupported",
-            Problem::Duplicate(_) => "FieldValueDuplicate",
+            Problem::Duplicate(_) | Problem::DuplicateItem(_) => "FieldValueDuplicate",
             Problem::Forbidden(_) => "FieldValueForbidden",
             Problem::TooLong(_) => "FieldValueTooLong",
             Problem::TooMany { .. } => "FieldValueTooMany",
@@ -94,6 +96,7 @@ impl Cause {
                 format!("Unsupported value: {}: supported values: {}", shown(value), quoted.join(", "))
             }
             Problem::Duplicate(value) => format!("Duplicate value: {}", shown(value)),
+            Problem::DuplicateItem(item) => format!("Duplicate value: {item}"),
             Problem::Forbidden(detail) => with_detail("Forbidden".to_owned(), detail),
             Problem::TooLong(limit) => format!("Too long: may not be more than {limit} bytes"),
             Problem::TooMany { actual, limit } => format!("Too many: {actual}: must have at most {limit} items"),

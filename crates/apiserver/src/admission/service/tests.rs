@@ -228,6 +228,15 @@ fn a_local_load_balancer_gets_a_health_check_port() {
 #[test]
 fn malformed_services_are_refused_field_by_field() {
     for (spec, text) in [
+        (
+            json!({"ports": [{"name": "a", "port": 80}, {"name": "b", "port": 80}]}),
+            "spec.ports[1]: Duplicate value: {\"Name\":\"\",\"Protocol\":\"TCP\",\"AppProtocol\":null,\"Port\":80,\
+             \"TargetPort\":0,\"NodePort\":0}",
+        ),
+        (
+            json!({"ports": port80(), "loadBalancerSourceRanges": ["192.0.2.0/24"]}),
+            "spec.LoadBalancerSourceRanges: Forbidden: may only be used when `type` is 'LoadBalancer'",
+        ),
         (json!({}), "spec.ports: Required value"),
         (
             json!({"ports": [{"port": 0}]}),

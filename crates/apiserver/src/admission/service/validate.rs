@@ -21,18 +21,21 @@ const ONLY_LOAD_BALANCER: &str = "may only be used when `type` is 'LoadBalancer'
 pub fn validate(service: &Value) -> Vec<Cause> {
     let mut causes = Vec::new();
     let kind = Type::of(service);
-    if kind == Type::Unknown {
-        let types = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
-        causes.push(Cause::not_supported("spec.type", text(service, "type"), &types));
-    }
     by_type(kind, service, &mut causes);
     all_ports(service, &mut causes);
     causes.extend(names::labels("spec.selector", object::at(service, &["spec", "selector"])));
     affinity(service, &mut causes);
     cluster_addresses(service, &mut causes);
     external_addresses(service, &mut causes);
-    policies(service, &mut causes);
+    if kind == Type::Unknown {
+        let types = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
+        causes.push(Cause::not_supported("spec.type", text(service, "type"), &types));
+    }
+    node_ports(kind, service, &mut causes);
+    duplicate_ports(service, &mut causes);
     load_balancer(service, &mut causes);
+    external_policy(service, &mut causes);
+    internal_policies(service, &mut causes);
     causes
 }
 
@@ -58,59 +61,63 @@ fn by_type(kind: Type, service: &Value, causes: &mut Vec<Cause>) {
             if name.is_empty() {
                 causes.push(Cause::required("spec.externalName", ""));
             } else if let Some(problem) = names::subdomain_problem(bare) {
-                causes.push(Cause::invalid("spec.externalName", name, problem));
+                causes.push(Cause::invalid("spec.externalName", bare, problem));
             }
         }
         _ => {}
-    }
-    if kind == Type::LoadBalancer {
-        for (index, port) in ports(service).iter().enumerate() {
-            if object::number(port, &["port"]) == Some(10_250) {
-                let detail = "may not expose port 10250 externally since it is used by kubelet";
-                causes.push(Cause::invalid(format!("spec.ports[{index}]"), 10_250, detail));
-            }
-        }
     }
 }
 
 fn all_ports(service: &Value, causes: &mut Vec<Cause>) {
     let all = ports(service);
-    let (mut names, mut keys, mut node_ports) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let mut names = BTreeSet::new();
     for (index, port) in all.iter().enumerate() {
-        let path = format!("spec.ports[{index}]");
-        one_port(port, &path, all.len() > 1, causes);
-        let (name, protocol) = (object::text(port, &["name"]).unwrap_or(""), object::text(port, &["protocol"]));
-        if !name.is_empty() && !names.insert(name) {
-            causes.push(Cause::new(format!("{path}.name"), Problem::Duplicate(name.into())));
-        }
-        let number = object::number(port, &["port"]);
-        if !keys.insert((protocol, number)) {
-            let key = json!({"protocol": protocol, "port": number});
-            causes.push(Cause::new(path.clone(), Problem::Duplicate(key)));
-        }
-        let Some(node_port) = object::number(port, &["nodePort"]).filter(|&number| number != 0) else {
+        one_port(port, &format!("spec.ports[{index}]"), all.len() > 1, &mut names, causes);
+    }
+}
+
+fn node_ports(kind: Type, service: &Value, causes: &mut Vec<Cause>) {
+    let mut seen = BTreeSet::new();
+    for (index, port) in ports(service).iter().enumerate() {
+        let Some(number) = object::number(port, &["nodePort"]).filter(|&number| number != 0) else {
             continue;
         };
-        if Type::of(service) == Type::ClusterIp {
-            let detail = "may not be used when `type` is 'ClusterIP'";
-            causes.push(Cause::forbidden(format!("{path}.nodePort"), detail));
-        } else if !node_ports.insert((protocol, node_port)) {
-            causes.push(Cause::new(format!("{path}.nodePort"), Problem::Duplicate(node_port.into())));
-        }
-        if !(0..=65_535).contains(&node_port) {
-            causes.push(Cause::invalid(format!("{path}.nodePort"), node_port, PORT_RANGE));
+        let path = format!("spec.ports[{index}].nodePort");
+        if kind == Type::ClusterIp {
+            causes.push(Cause::forbidden(path, "may not be used when `type` is 'ClusterIP'"));
+        } else if !seen.insert((object::text(port, &["protocol"]), number)) {
+            causes.push(Cause::new(path, Problem::Duplicate(number.into())));
+        } else if !(0..=65_535).contains(&number) {
+            causes.push(Cause::invalid(path, number, PORT_RANGE));
         }
     }
 }
 
-fn one_port(port: &Value, path: &str, several: bool, causes: &mut Vec<Cause>) {
+fn duplicate_ports(service: &Value, causes: &mut Vec<Cause>) {
+    let mut seen = BTreeSet::new();
+    for (index, port) in ports(service).iter().enumerate() {
+        let protocol = object::text(port, &["protocol"]).unwrap_or("");
+        let number = object::number(port, &["port"]).unwrap_or(0);
+        if !seen.insert((protocol, number)) {
+            let item = format!(
+                "{{\"Name\":\"\",\"Protocol\":{protocol:?},\"AppProtocol\":null,\"Port\":{number},\"TargetPort\":0,\"NodePort\":0}}"
+            );
+            causes.push(Cause::new(format!("spec.ports[{index}]"), Problem::DuplicateItem(item)));
+        }
+    }
+}
+
+fn one_port<'a>(port: &'a Value, path: &str, several: bool, names: &mut BTreeSet<&'a str>, causes: &mut Vec<Cause>) {
     let name = object::text(port, &["name"]).unwrap_or("");
     if name.is_empty() {
         if several {
             causes.push(Cause::required(format!("{path}.name"), ""));
         }
-    } else if let Some(problem) = names::label_problem(name) {
-        causes.push(Cause::invalid(format!("{path}.name"), name, problem));
+    } else {
+        causes.extend(names::label_problem(name).map(|it| Cause::invalid(format!("{path}.name"), name, it)));
+        if !names.insert(name) {
+            causes.push(Cause::new(format!("{path}.name"), Problem::Duplicate(name.into())));
+        }
     }
     let number = object::number(port, &["port"]).unwrap_or(0);
     if !(1..=65_535).contains(&number) {
@@ -239,17 +246,15 @@ fn external_addresses(service: &Value, causes: &mut Vec<Cause>) {
     }
 }
 
-fn policies(service: &Value, causes: &mut Vec<Cause>) {
-    let mut one_of = |key: &str, allowed: &[&str]| {
-        let value = text(service, key);
-        if !value.is_empty() && !allowed.contains(&value) {
-            causes.push(Cause::not_supported(format!("spec.{key}"), value, allowed));
-        }
-    };
-    one_of("internalTrafficPolicy", &["Cluster", "Local"]);
-    one_of("trafficDistribution", &["PreferClose", "PreferSameNode", "PreferSameZone"]);
+fn one_of(service: &Value, key: &str, allowed: &[&str]) -> Option<Cause> {
+    let value = text(service, key);
+    let fits = value.is_empty() || allowed.contains(&value);
+    (!fits).then(|| Cause::not_supported(format!("spec.{key}"), value, allowed))
+}
+
+fn external_policy(service: &Value, causes: &mut Vec<Cause>) {
     if is_externally_accessible(service) {
-        one_of("externalTrafficPolicy", &["Cluster", "Local"]);
+        causes.extend(one_of(service, "externalTrafficPolicy", &["Cluster", "Local"]));
     } else if !text(service, "externalTrafficPolicy").is_empty() {
         let (value, detail) =
             (text(service, "externalTrafficPolicy"), "may only be set for externally-accessible services");
@@ -265,22 +270,32 @@ fn policies(service: &Value, causes: &mut Vec<Cause>) {
     }
 }
 
+fn internal_policies(service: &Value, causes: &mut Vec<Cause>) {
+    causes.extend(one_of(service, "internalTrafficPolicy", &["Cluster", "Local"]));
+    causes.extend(one_of(service, "trafficDistribution", &["PreferClose", "PreferSameNode", "PreferSameZone"]));
+}
+
 fn load_balancer(service: &Value, causes: &mut Vec<Cause>) {
     let is = Type::of(service) == Type::LoadBalancer;
-    for (index, range) in texts(service, "loadBalancerSourceRanges").into_iter().enumerate() {
-        if range.trim().parse::<IpNet>().is_err() {
+    // The capital is the real server's.
+    let path = "spec.LoadBalancerSourceRanges";
+    let ranges = texts(service, "loadBalancerSourceRanges");
+    if !is && !ranges.is_empty() {
+        causes.push(Cause::forbidden(path, ONLY_LOAD_BALANCER));
+    }
+    for (index, range) in ranges.into_iter().enumerate().map(|(index, range)| (index, range.trim())) {
+        if range.parse::<IpNet>().is_err() {
             let detail = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
-            causes.push(Cause::invalid(format!("spec.loadBalancerSourceRanges[{index}]"), range, detail));
+            causes.push(Cause::invalid(format!("{path}[{index}]"), range, detail));
         }
     }
-    for key in ["loadBalancerSourceRanges", "allocateLoadBalancerNodePorts", "loadBalancerClass"] {
-        let set = object::at(service, &["spec", key]).is_some_and(|value| value != &json!([]));
-        if set && !is {
+    for key in ["allocateLoadBalancerNodePorts", "loadBalancerClass"] {
+        if !is && object::at(service, &["spec", key]).is_some() {
             causes.push(Cause::forbidden(format!("spec.{key}"), ONLY_LOAD_BALANCER));
         }
     }
     if is && object::at(service, &["spec", "allocateLoadBalancerNodePorts"]).is_none() {
-        causes.push(Cause::required("spec.allocateLoadBalancerNodePorts", ""));
+        causes.push(Cause::required("allocateLoadBalancerNodePorts", ""));
     }
 }
 
@@ -312,6 +327,11 @@ pub fn validate_update(old: &Value, service: &Value) -> Vec<Cause> {
     if Type::of(old) == Type::LoadBalancer && Type::of(service) == Type::LoadBalancer && class(old) != class(service) {
         let value = class(service).unwrap_or(Value::Null);
         causes.push(Cause::invalid("spec.loadBalancerClass", value, "may not change once set"));
+    }
+    let health = |service| object::number(service, &["spec", "healthCheckNodePort"]);
+    let both_need = needs_health_check_port(old) && needs_health_check_port(service);
+    if both_need && health(old) != health(service) {
+        causes.push(Cause::forbidden("spec.healthCheckNodePort", "field is immutable"));
     }
     causes
 }
