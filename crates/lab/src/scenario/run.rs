@@ -72,7 +72,8 @@ impl Run<'_> {
         for object in &self.scenario.objects {
             objects.create(object).await.map_err(|error| error.to_string())?;
         }
-        Ok(())
+        // The first step finds a cluster at rest: a pod that it deletes has run.
+        self.stage.settle().await
     }
 
     async fn step(&mut self, step: &Step) -> Result<(), String> {
