@@ -21,6 +21,7 @@ use signpost_core::object::Family;
 use signpost_core::planner::NodeConfig;
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
+use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -94,6 +95,11 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
             let datapaths = families().into_iter().map(part).collect();
             serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
         }
+        Mode::Iptables => {
+            let part = |family| (family, iptables(family, options.take_over), flows(family));
+            let datapaths = families().into_iter().map(part).collect();
+            serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
+        }
     }
     info!("signpost node ends; its rules stay");
     Ok(())
@@ -108,12 +114,22 @@ pub fn cleanup() -> Result<(), NodeError> {
         return Err(NodeError::NotRoot);
     }
     let _instance = Instance::take()?;
-    mode::check(Mode::Nftables)?;
     for family in families() {
-        nftables(family, false).cleanup().map_err(|source| NodeError::Cleanup { family, source: Box::new(source) })?;
+        let failed = |source| NodeError::Cleanup { family, source };
+        // What this machine cannot run, no daemon can have left rules of.
+        if mode::check(Mode::Nftables).is_ok() {
+            nftables(family, false).cleanup().map_err(|source| failed(Box::new(source)))?;
+        }
+        if mode::check(Mode::Iptables).is_ok() {
+            iptables(family, false).cleanup().map_err(|source| failed(Box::new(source)))?;
+        }
         info!(%family, "the rules are removed");
     }
     Ok(())
+}
+
+fn iptables(family: Family, take_over: bool) -> Iptables {
+    Iptables::new(family, IptablesConfig { take_over, ..IptablesConfig::default() })
 }
 
 fn nftables(family: Family, take_over: bool) -> Nftables {

@@ -13,6 +13,7 @@
 //! only. All of it is in the nat hooks, which see the first packet of a flow alone: no change cuts an established flow.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
@@ -110,6 +111,10 @@ impl Datapath for Nftables {
 
     fn walk(&self, program: &Program, packet: &Packet) -> Verdict {
         walk::walk(program, packet)
+    }
+
+    fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {
+        have.table.as_ref().map(observed::Table::udp_frontends).unwrap_or_default()
     }
 
     fn observe(&mut self) -> Result<Observed, NftablesError> {

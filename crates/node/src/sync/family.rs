@@ -46,6 +46,8 @@ pub struct FamilySync<D: Datapath> {
     flows: Option<Worker>,
     /// Something about UDP changed since the worker was told what is wanted.
     flows_changed: bool,
+    /// The kernel was not looked at yet: what it holds then is a former process'.
+    is_new: bool,
 }
 
 impl<D: Datapath> FamilySync<D> {
@@ -61,6 +63,7 @@ impl<D: Datapath> FamilySync<D> {
             refusal: None,
             flows,
             flows_changed: true,
+            is_new: true,
         }
     }
 
@@ -182,6 +185,10 @@ impl<D: Datapath> FamilySync<D> {
         let program = self.program.as_ref().expect("a repair follows the first plan");
         let nothing = self.datapath.change(program, &PlanChange::default());
         let repaired = self.datapath.observe().and_then(|have| {
+            let served = if std::mem::take(&mut self.is_new) { self.datapath.udp_frontends(&have) } else { Vec::new() };
+            if let (false, Some(flows)) = (served.is_empty(), &self.flows) {
+                flows.remember(served);
+            }
             let change = self.datapath.repair(program, &have);
             if change == nothing {
                 return Ok(false);
