@@ -94,6 +94,7 @@ impl ApiServer {
         });
         crate::bootstrap::run(&server).await.map_err(ApiServerError::Bootstrap)?;
         crate::reaper::spawn(&server);
+        crate::reaper::spawn_event_expiry(&server);
         Ok(server)
     }
 
