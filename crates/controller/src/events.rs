@@ -109,8 +109,10 @@ pub async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
         };
         if let Err(error) = result {
             tracing::debug!(reason = note.reason, %error, "an event could not be written");
-            // The API may be away for a moment; the channel holds what comes meanwhile.
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            if !matches!(error, kube::Error::Api(_)) {
+                // The API may be away for a moment; the channel holds what comes meanwhile.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
     }
 }
