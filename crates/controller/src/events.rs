@@ -52,7 +52,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder, and the notes that [`write`] takes.
+    /// A recorder, and the notes that [`write()`] takes.
     pub fn new() -> (Recorder, mpsc::Receiver<Note>) {
         let (notes, receiver) = mpsc::channel(WAITING);
         (Recorder { notes }, receiver)
