@@ -25,7 +25,7 @@ pub async fn run(server: &ApiServer) -> Result<(), ApiError> {
         ensure(server, "Namespace", json!({"metadata": {"name": name}}), &[]).await?;
         ensure(server, "ServiceAccount", json!({"metadata": {"name": "default", "namespace": name}}), &[]).await?;
     }
-    let cidrs = &server.config.service_cidrs;
+    let cidrs: Vec<IpNet> = server.config.service_cidrs.iter().map(IpNet::trunc).collect();
     let ready = json!([{
         "type": "Ready", "status": "True", "reason": "", "message": "Kubernetes Service CIDR is ready",
         "lastTransitionTime": clock::now(),
@@ -35,10 +35,10 @@ pub async fn run(server: &ApiServer) -> Result<(), ApiError> {
     });
     ensure(server, "ServiceCIDR", range, &["spec"]).await?;
 
-    // Only the primary family, as the real server has it.
+    // Only the primary family, as the real server has it. A loopback address would lead each pod to itself.
     let primary_v4 = cidrs[0].addr().is_ipv4();
-    let endpoints: Vec<SocketAddr> =
-        server.config.advertise.iter().copied().filter(|address| address.is_ipv4() == primary_v4).collect();
+    let reachable = |address: &SocketAddr| address.is_ipv4() == primary_v4 && !address.ip().is_loopback();
+    let endpoints: Vec<SocketAddr> = server.config.advertise.iter().copied().filter(reachable).collect();
     let port = endpoints.first().map_or(DEFAULT_PORT, SocketAddr::port);
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let service = json!({

@@ -46,7 +46,6 @@ fn subresources(kind: &'static KindInfo) -> Vec<Subresource> {
     }
     if kind.kind == "Pod" {
         found.push(Subresource { name: "binding", gvk: ("", "v1", "Binding"), verbs: &["create"] });
-        found.push(Subresource { name: "eviction", gvk: ("policy", "v1", "Eviction"), verbs: &["create"] });
         found.push(Subresource { name: "exec", gvk: ("", "v1", "PodExecOptions"), verbs: &["create", "get"] });
         found.push(Subresource { name: "log", gvk: own, verbs: &["get"] });
     }

@@ -1,9 +1,8 @@
-//! What goes by itself: the content of terminating namespaces, then their finalizer; Events after an hour.
+//! Ends terminating namespaces: deletes what is in them, waits until it is gone, then takes their finalizer off.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
@@ -14,45 +13,6 @@ use crate::server::ApiServer;
 
 /// While something in a terminating namespace waits for its kubelet or its finalizers.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
-/// An Event is kept so long after it was last seen.
-const EVENT_LIFE: SignedDuration = SignedDuration::from_hours(1);
-const EVENTS_EVERY: Duration = Duration::from_secs(60);
-
-/// Deletes old Events as long as the server is there.
-pub fn spawn_event_expiry(server: &Arc<ApiServer>) {
-    let closing = server.closing.clone();
-    let server = Arc::downgrade(server);
-    tokio::spawn(async move {
-        loop {
-            tokio::select! {
-                () = closing.cancelled() => return,
-                () = tokio::time::sleep(EVENTS_EVERY) => {}
-            }
-            let Some(server) = server.upgrade() else { return };
-            expire_events(&server, Timestamp::now()).await;
-        }
-    });
-}
-
-async fn expire_events(server: &ApiServer, now: Timestamp) {
-    let kind = registry::known("Event");
-    let found: Vec<_> = server.store.read().list(kind, None).cloned().collect();
-    for event in found.iter().filter(|event| is_old(&event.value, now)) {
-        let (namespace, name) = (object::namespace(&event.value), object::name(&event.value));
-        if let Err(error) = handlers::delete_in_background(server, kind, namespace, name).await {
-            tracing::warn!(%error, "cannot delete an old event");
-            return;
-        }
-    }
-}
-
-fn is_old(event: &Value, now: Timestamp) -> bool {
-    let times =
-        [&["metadata", "creationTimestamp"][..], &["lastTimestamp"], &["eventTime"], &["series", "lastObservedTime"]];
-    let newest = times.into_iter().filter_map(|path| object::text(event, path)?.parse::<Timestamp>().ok()).max();
-    newest.is_some_and(|newest| now.duration_since(newest) > EVENT_LIFE)
-}
 
 /// Runs as long as the server is there.
 pub fn spawn(server: &Arc<ApiServer>) {
@@ -138,20 +98,4 @@ async fn finish(server: &ApiServer, name: &str) -> Result<(), ApiError> {
             Ok(())
         })
         .await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_event_lives_an_hour_from_when_it_was_last_seen() {
-        let now = "2026-01-01T02:00:00Z".parse().unwrap();
-        let created = json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}});
-        assert!(is_old(&created, now));
-        let mut seen = created.clone();
-        seen["series"] = json!({"lastObservedTime": "2026-01-01T01:30:00.000000Z"});
-        assert!(!is_old(&seen, now));
-        assert!(!is_old(&json!({}), now));
-    }
 }

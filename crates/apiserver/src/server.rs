@@ -26,7 +26,7 @@ pub struct ApiConfig {
     pub service_cidrs: Vec<IpNet>,
     /// Where node ports come from.
     pub node_ports: RangeInclusive<u16>,
-    /// The endpoints of the Service `kubernetes` in `default`. None: it gets no endpoints.
+    /// The endpoints of the Service `kubernetes` in `default`; loopback addresses are left out. None: it gets no endpoints.
     pub advertise: Vec<SocketAddr>,
 }
 
@@ -94,7 +94,6 @@ impl ApiServer {
         });
         crate::bootstrap::run(&server).await.map_err(ApiServerError::Bootstrap)?;
         crate::reaper::spawn(&server);
-        crate::reaper::spawn_event_expiry(&server);
         Ok(server)
     }
 

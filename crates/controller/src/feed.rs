@@ -16,7 +16,8 @@ use kube::Api;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 
 use crate::cache::revision_of;
-use crate::context::{Context, Watched};
+use crate::context::Context;
+use crate::world::Watched;
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;

@@ -9,11 +9,13 @@ use kube::Resource;
 use signpost_core::object::ObjectName;
 
 use crate::cache::{Cache, Cached, Index, name_of, uid_of};
-use crate::context::Watched;
-use crate::nodes::{self, NodeFacts};
+use crate::endpoint_slices::desired::NodeFacts;
 use crate::pods;
 use crate::selector::{self, Labels};
-use crate::world::{World, labelled, owned_by};
+use crate::world::{Watched, World, labelled, owned_by};
+
+/// The label of a node's zone.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// The pods that a Service selects; none if it has no selector.
 pub fn pods_of_service(world: &World, service: &Service) -> Vec<Arc<Pod>> {
@@ -75,5 +77,7 @@ pub fn services_of_pod(world: &World, pod: &Pod) -> Vec<ObjectName> {
 
 /// What slices need to know of a node; `None` if there is no such node.
 pub fn node_facts(world: &World, name: &str) -> Option<NodeFacts> {
-    world.nodes.get(&ObjectName::new("", name)).map(|node| nodes::facts(&node))
+    let node = world.nodes.get(&ObjectName::new("", name))?;
+    let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).filter(|zone| !zone.is_empty());
+    Some(NodeFacts { zone: zone.cloned() })
 }

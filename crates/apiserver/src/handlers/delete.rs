@@ -93,14 +93,6 @@ pub(super) async fn delete(server: &ApiServer, call: &Call, body: Value) -> Resu
     Ok(json_response(StatusCode::OK, &answer))
 }
 
-/// POST `pods/eviction`: a deletion that a disruption budget could refuse; there are none here.
-pub(super) async fn evict(server: &ApiServer, call: &Call, eviction: &Value) -> Result<Response, ApiError> {
-    let none = json!({});
-    delete(server, call, object::at(eviction, &["deleteOptions"]).unwrap_or(&none).clone()).await?;
-    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
-    Ok(json_response(StatusCode::CREATED, &status))
-}
-
 pub(super) async fn delete_collection(server: &ApiServer, call: &Call, body: Value) -> Result<Response, ApiError> {
     let kind = call.place.kind;
     let options = Options::read(call, &body)?;
@@ -148,11 +140,6 @@ fn remove(
     options: &Options,
 ) -> Result<Outcome, ApiError> {
     check_preconditions(kind, &old.value, &options.uid, &options.revision)?;
-    let name = object::name(&old.value);
-    if kind.kind == "Namespace" && matches!(name, "default" | "kube-system" | "kube-public") {
-        let reason = "this namespace may not be deleted".to_owned();
-        return Err(ApiError::Forbidden { kind, name: name.to_owned(), reason, terminating: None });
-    }
     let mut object = old.value.clone();
     let grace_s = grace(kind, &object, options);
     add_finalizer(&mut object, options.propagation);

@@ -97,11 +97,6 @@ async fn subresource(server: &Arc<ApiServer>, call: &Call, request: Request<Body
         }
         ("Pod", Some("log")) if request.method() == Method::GET => logs::logs(server, call).await,
         ("Pod", Some("exec")) => exec::exec(server, call, request).await,
-        ("Pod", Some("eviction")) if request.method() == Method::POST => {
-            let (content_type, bytes) = body::read(request).await?;
-            let eviction = body::decode(&content_type, &bytes, "Eviction")?;
-            delete::evict(server, call, &eviction).await
-        }
         ("Pod", Some("binding")) if request.method() == Method::POST => {
             let (content_type, bytes) = body::read(request).await?;
             let binding = body::decode(&content_type, &bytes, "Binding")?;

@@ -65,10 +65,9 @@ impl Cluster {
         path
     }
 
-    /// A kubectl that was not started yet. `SIGNPOST_KUBECTL` names another one than the path's.
+    /// A kubectl that was not started yet.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let program = std::env::var("SIGNPOST_KUBECTL").unwrap_or_else(|_| "kubectl".to_owned());
-        let mut command = Command::new(program);
+        let mut command = Command::new("kubectl");
         command
             .args(arguments)
             .env("KUBECONFIG", self.dir.path().join("config"))
