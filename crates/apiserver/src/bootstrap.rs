@@ -1,6 +1,7 @@
 //! The objects that every cluster has. Made at each start if they are not there, or not as configured.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use crate::clock;
 use crate::error::ApiError;
 use crate::object;
 use crate::registry;
-use crate::server::ApiServer;
+use crate::state::ServerState;
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 const HTTPS: u16 = 443;
@@ -20,7 +21,7 @@ const DEFAULT_PORT: u16 = 6443;
 ///
 /// # Errors
 /// When the store can't take it.
-pub async fn run(server: &ApiServer) -> Result<(), ApiError> {
+pub async fn run(server: &ServerState) -> Result<(), ApiError> {
     for name in NAMESPACES {
         ensure(server, "Namespace", json!({"metadata": {"name": name}}), &[]).await?;
         ensure(server, "ServiceAccount", json!({"metadata": {"name": "default", "namespace": name}}), &[]).await?;
@@ -35,10 +36,7 @@ pub async fn run(server: &ApiServer) -> Result<(), ApiError> {
     });
     ensure(server, "ServiceCIDR", range, &["spec"]).await?;
 
-    // Only the primary family, as the real server has it. A loopback address would lead each pod to itself.
-    let primary_v4 = cidrs[0].addr().is_ipv4();
-    let reachable = |address: &SocketAddr| address.is_ipv4() == primary_v4 && !address.ip().is_loopback();
-    let endpoints: Vec<SocketAddr> = server.config.advertise.iter().copied().filter(reachable).collect();
+    let endpoints = endpoints(server);
     let port = endpoints.first().map_or(DEFAULT_PORT, SocketAddr::port);
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let service = json!({
@@ -52,10 +50,48 @@ pub async fn run(server: &ApiServer) -> Result<(), ApiError> {
     if endpoints.is_empty() {
         return Ok(());
     }
-    publish(server, &endpoints, port, primary_v4).await
+    publish(server, &endpoints, port, cidrs[0].addr().is_ipv4()).await
 }
 
-async fn publish(server: &ApiServer, endpoints: &[SocketAddr], port: u16, v4: bool) -> Result<(), ApiError> {
+/// Where the Service leads: only the primary family, as the real server has it, and nothing on the loopback, which
+/// would lead each pod to itself.
+fn endpoints(server: &ServerState) -> Vec<SocketAddr> {
+    let primary_v4 = server.config.service_cidrs[0].addr().is_ipv4();
+    let advertised = server.config.advertise.iter().copied();
+    advertised.filter(|address| address.is_ipv4() == primary_v4 && !address.ip().is_loopback()).collect()
+}
+
+/// Makes them again when somebody deletes them (`kubectl delete services --all`).
+pub fn spawn_keeper(server: &Arc<ServerState>) {
+    let mut services = server.store.changed(registry::known("Service"));
+    let mut slices = server.store.changed(registry::known("EndpointSlice"));
+    let closing = server.closing.clone();
+    let server = Arc::downgrade(server);
+    tokio::spawn(async move {
+        loop {
+            let changed = tokio::select! {
+                () = closing.cancelled() => return,
+                changed = services.changed() => changed,
+                changed = slices.changed() => changed,
+            };
+            let (Ok(()), Some(server)) = (changed, server.upgrade()) else { return };
+            if is_whole(&server) {
+                continue;
+            }
+            if let Err(error) = run(&server).await {
+                tracing::warn!(%error, "cannot make the Service kubernetes again");
+            }
+        }
+    });
+}
+
+fn is_whole(server: &ServerState) -> bool {
+    let read = server.store.read();
+    let is_there = |kind| read.get(registry::known(kind), "default", "kubernetes").is_some();
+    is_there("Service") && (endpoints(server).is_empty() || is_there("EndpointSlice"))
+}
+
+async fn publish(server: &ServerState, endpoints: &[SocketAddr], port: u16, v4: bool) -> Result<(), ApiError> {
     let addresses: Vec<String> = endpoints.iter().map(|endpoint| endpoint.ip().to_string()).collect();
     let slice_endpoints: Vec<Value> =
         addresses.iter().map(|address| json!({"addresses": [address], "conditions": {"ready": true}})).collect();
@@ -89,7 +125,7 @@ fn first_address(range: IpNet) -> IpAddr {
 }
 
 /// Creates an object, or makes these fields of it what they should be. A status that is given is kept.
-async fn ensure(server: &ApiServer, kind: &'static str, mut object: Value, fields: &[&str]) -> Result<(), ApiError> {
+async fn ensure(server: &ServerState, kind: &'static str, mut object: Value, fields: &[&str]) -> Result<(), ApiError> {
     let kind = registry::known(kind);
     let (namespace, name) = (object::namespace(&object).to_owned(), object::name(&object).to_owned());
     server

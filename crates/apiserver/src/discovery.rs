@@ -46,6 +46,7 @@ fn subresources(kind: &'static KindInfo) -> Vec<Subresource> {
     }
     if kind.kind == "Pod" {
         found.push(Subresource { name: "binding", gvk: ("", "v1", "Binding"), verbs: &["create"] });
+        found.push(Subresource { name: "eviction", gvk: ("policy", "v1", "Eviction"), verbs: &["create"] });
         found.push(Subresource { name: "exec", gvk: ("", "v1", "PodExecOptions"), verbs: &["create", "get"] });
         found.push(Subresource { name: "log", gvk: own, verbs: &["get"] });
     }
@@ -176,11 +177,7 @@ pub fn version() -> Value {
     json!({
         "major": MAJOR, "minor": MINOR, "gitVersion": format!("v{MAJOR}.{MINOR}.0+signpost"), "gitCommit": "",
         "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
-        "platform": format!("{}/{}", std::env::consts::OS, match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            other => other,
-        }),
+        "platform": if cfg!(target_arch = "aarch64") { "linux/arm64" } else { "linux/amd64" },
     })
 }
 

@@ -27,12 +27,15 @@ mod respond;
 mod selector;
 mod serve;
 mod server;
+mod snapshots;
+mod state;
 pub mod store;
 mod tables;
 mod tls;
 mod token;
 mod views;
 
-pub use self::server::{ApiConfig, ApiServer, ApiServerError};
+pub use self::server::{ApiServer, ApiServerError};
+pub use self::state::ApiConfig;
 pub use self::tls::{TlsError, TlsIdentity, kubeconfig};
 pub use self::token::{Token, write_private};

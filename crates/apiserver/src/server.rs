@@ -1,9 +1,6 @@
-//! The server as a whole: its configuration, its objects, and the ways to talk to it.
+//! The server as a whole: how it starts, and the ways to talk to it.
 
-use std::net::SocketAddr;
-use std::ops::RangeInclusive;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::body::Body;
@@ -11,35 +8,13 @@ use ipnet::IpNet;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
-use crate::handlers::{self, Snapshots};
+use crate::handlers;
 use crate::pod_streams::PodStreams;
 use crate::registry;
+use crate::snapshots::Snapshots;
+use crate::state::{ApiConfig, ServerState};
 use crate::store::allocations::Allocations;
 use crate::store::{LogError, Store};
-
-/// How a server is set up.
-#[derive(Debug, Clone)]
-pub struct ApiConfig {
-    /// Where objects are kept; `None`: in memory only.
-    pub dir: Option<PathBuf>,
-    /// Where cluster addresses come from: one range, or two of different families. The first is the primary family.
-    pub service_cidrs: Vec<IpNet>,
-    /// Where node ports come from.
-    pub node_ports: RangeInclusive<u16>,
-    /// The endpoints of the Service `kubernetes` in `default`; loopback addresses are left out. None: it gets no endpoints.
-    pub advertise: Vec<SocketAddr>,
-}
-
-impl Default for ApiConfig {
-    fn default() -> ApiConfig {
-        ApiConfig {
-            dir: None,
-            service_cidrs: vec!["10.96.0.0/12".parse().expect("a network")],
-            node_ports: 30000..=32767,
-            advertise: Vec::new(),
-        }
-    }
-}
 
 /// Why a server can't start.
 #[derive(Debug, thiserror::Error)]
@@ -60,12 +35,7 @@ pub enum ApiServerError {
 
 /// An embedded Kubernetes API.
 pub struct ApiServer {
-    pub(crate) config: ApiConfig,
-    pub(crate) store: Store,
-    pub(crate) snapshots: Mutex<Snapshots>,
-    pub(crate) pod_streams: OnceLock<Arc<dyn PodStreams>>,
-    /// Cancelled when the server goes away: ends watches.
-    pub(crate) closing: CancellationToken,
+    state: Arc<ServerState>,
 }
 
 impl ApiServer {
@@ -85,21 +55,23 @@ impl ApiServer {
         }
         let allocations = Allocations::new(cidrs, config.node_ports.clone());
         let store = Store::open(config.dir.as_deref(), allocations)?;
-        let server = Arc::new(ApiServer {
+        let state = Arc::new(ServerState {
             config,
             store,
-            snapshots: Mutex::default(),
+            snapshots: Snapshots::default(),
             pod_streams: OnceLock::new(),
             closing: CancellationToken::new(),
         });
-        crate::bootstrap::run(&server).await.map_err(ApiServerError::Bootstrap)?;
-        crate::reaper::spawn(&server);
-        Ok(server)
+        crate::bootstrap::run(&state).await.map_err(ApiServerError::Bootstrap)?;
+        crate::bootstrap::spawn_keeper(&state);
+        crate::reaper::spawn(&state);
+        crate::reaper::spawn_event_expiry(&state);
+        Ok(Arc::new(ApiServer { state }))
     }
 
     /// The API as a service, without authentication: for whoever is in this process.
     pub fn router(self: &Arc<Self>) -> Router {
-        Router::new().fallback(handlers::handle).with_state(self.clone())
+        Router::new().fallback(handlers::handle).with_state(self.state.clone())
     }
 
     /// A client in this process.
@@ -113,17 +85,17 @@ impl ApiServer {
 
     /// Ends all watches and what runs beside requests. Objects can still be read and written.
     pub fn close(&self) {
-        self.closing.cancel();
+        self.state.closing.cancel();
     }
 
     /// The resourceVersion of the last change of any object of a kind, deletions included. 0: none ever, or no such kind.
     pub fn revision(&self, kind: &str) -> u64 {
-        registry::by_kind(kind).map_or(0, |kind| self.store.read().kind_revision(kind.slot))
+        registry::by_kind(kind).map_or(0, |kind| self.state.store.read().kind_revision(kind.slot))
     }
 
     /// Says who answers exec and logs. Counts once, before the first request for them.
     pub fn set_pod_streams(&self, streams: Arc<dyn PodStreams>) {
-        if self.pod_streams.set(streams).is_err() {
+        if self.state.pod_streams.set(streams).is_err() {
             tracing::warn!("pod streams were set already");
         }
     }

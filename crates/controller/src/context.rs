@@ -11,16 +11,17 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Resource};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use signpost_core::object::ObjectName;
 use tokio::sync::mpsc;
 
 use crate::ControllerOptions;
-use crate::cache::{name_of, uid_of};
+use crate::busy::Busy;
+use crate::cache::{Cache, Cached, Transition, name_of, uid_of};
 use crate::events::{Note, Recorder};
-use crate::progress::Busy;
-use crate::routes::Queues;
-use crate::world::{Watched, World};
+use crate::queues::Queues;
+use crate::world::World;
 
 /// Shared by all controllers.
 pub struct Context {
@@ -108,6 +109,15 @@ impl WriteError {
     pub fn reason(&self) -> String {
         self.status().map_or_else(|| self.source.to_string(), |status| status.message.clone())
     }
+}
+
+/// A kind that the controllers watch.
+pub trait Watched: Cached + Clone + Debug + DeserializeOwned {
+    /// Its cache.
+    fn cache(world: &World) -> &Cache<Self>;
+
+    /// Names to the queues what a change of an object may concern.
+    fn route(context: &Context, change: &Transition<Self>);
 }
 
 /// A kind that the controllers write.

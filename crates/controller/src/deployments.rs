@@ -15,10 +15,10 @@ use signpost_core::object::ObjectName;
 use crate::cache::uid_of;
 use crate::claim::claimed;
 use crate::context::{Context, WriteError};
+use crate::controller;
 use crate::events::Severity;
 use crate::queue::{Outcome, Queue};
 use crate::replica_sets::until;
-use crate::workers;
 use crate::world::owned_by;
 use crate::{lookup, pods};
 use plan::{Step, Update};
@@ -37,7 +37,7 @@ const COMPONENT: &str = "deployment-controller";
 /// The controller.
 pub struct Controller;
 
-impl workers::Controller for Controller {
+impl controller::Controller for Controller {
     type Key = ObjectName;
     const NAME: &'static str = "deployments";
     const WORKERS: usize = 2;

@@ -12,10 +12,10 @@ use std::sync::{Mutex, PoisonError};
 use signpost_core::object::ObjectName;
 
 use crate::context::{Context, WriteError};
+use crate::controller;
 use crate::events::Severity;
 use crate::lookup;
 use crate::queue::{Outcome, Queue};
-use crate::workers;
 use crate::world::labelled;
 use triggers::Triggers;
 
@@ -34,7 +34,7 @@ pub struct Controller {
     triggers: Mutex<Triggers>,
 }
 
-impl workers::Controller for Controller {
+impl controller::Controller for Controller {
     type Key = ObjectName;
     const NAME: &'static str = "endpoint slices";
     const WORKERS: usize = 4;

@@ -6,11 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use signpost_core::object::ObjectName;
 
 use crate::context::{Context, WriteError};
+use crate::controller;
 use crate::endpoint_slices::desired;
 use crate::endpoint_slices::triggers::Triggers;
 use crate::lookup;
 use crate::queue::{Outcome, Queue};
-use crate::workers;
 
 pub mod plan;
 
@@ -23,7 +23,7 @@ pub struct Controller {
     triggers: Mutex<Triggers>,
 }
 
-impl workers::Controller for Controller {
+impl controller::Controller for Controller {
     type Key = ObjectName;
     const NAME: &'static str = "endpoints";
     const WORKERS: usize = 2;

@@ -52,7 +52,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder, and the notes that [`write`] takes.
+    /// A recorder, and the notes that [`write()`] takes.
     pub fn new() -> (Recorder, mpsc::Receiver<Note>) {
         let (notes, receiver) = mpsc::channel(WAITING);
         (Recorder { notes }, receiver)
@@ -109,8 +109,10 @@ pub async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
         };
         if let Err(error) = result {
             tracing::debug!(reason = note.reason, %error, "an event could not be written");
-            // The API may be away for a moment; the channel holds what comes meanwhile.
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            if !matches!(error, kube::Error::Api(_)) {
+                // The API may be away for a moment; the channel holds what comes meanwhile.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
     }
 }

@@ -16,8 +16,7 @@ use kube::Api;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 
 use crate::cache::revision_of;
-use crate::context::Context;
-use crate::world::Watched;
+use crate::context::{Context, Watched};
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;

@@ -21,53 +21,17 @@ use signpost_core::object::ObjectName;
 
 use crate::cache::{Transition, name_of, uid_of};
 use crate::claim::owners_patch;
-use crate::context::{Context, WriteError, Written};
+use crate::context::{Context, Watched, WriteError, Written};
+use crate::controller;
 use crate::queue::{Outcome, Queue};
-use crate::workers;
-use crate::world::{Watched, World, owned_by};
+use crate::queues::{Collected, GarbageKey as Key};
+use crate::world::{World, owned_by};
 use verdict::{OwnerState, Verdict, verdict};
 
 pub mod verdict;
 
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
-
-/// A kind that takes part as a dependent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Collected {
-    /// Pods.
-    Pod,
-    /// Services.
-    Service,
-    /// EndpointSlices.
-    EndpointSlice,
-    /// Endpoints.
-    Endpoints,
-    /// ReplicaSets.
-    ReplicaSet,
-    /// Deployments.
-    Deployment,
-    /// StatefulSets.
-    StatefulSet,
-    /// ControllerRevisions.
-    ControllerRevision,
-}
-
-impl Collected {
-    const ALL: [Collected; 8] = [
-        Collected::Pod,
-        Collected::Service,
-        Collected::EndpointSlice,
-        Collected::Endpoints,
-        Collected::ReplicaSet,
-        Collected::Deployment,
-        Collected::StatefulSet,
-        Collected::ControllerRevision,
-    ];
-}
-
-/// An object to look at.
-pub type Key = (Collected, ObjectName);
 
 /// Runs `$call::<Kind>` for a [`Collected`].
 macro_rules! for_kind {
@@ -161,7 +125,7 @@ fn owned_names<K: Watched>(world: &World, uid: &str) -> Vec<ObjectName> {
 /// The controller.
 pub struct Controller;
 
-impl workers::Controller for Controller {
+impl controller::Controller for Controller {
     type Key = Key;
     const NAME: &'static str = "garbage";
     const WORKERS: usize = 4;

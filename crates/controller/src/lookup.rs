@@ -9,13 +9,11 @@ use kube::Resource;
 use signpost_core::object::ObjectName;
 
 use crate::cache::{Cache, Cached, Index, name_of, uid_of};
-use crate::endpoint_slices::desired::NodeFacts;
+use crate::context::Watched;
+use crate::nodes::{self, NodeFacts};
 use crate::pods;
 use crate::selector::{self, Labels};
-use crate::world::{Watched, World, labelled, owned_by};
-
-/// The label of a node's zone.
-pub const ZONE: &str = "topology.kubernetes.io/zone";
+use crate::world::{World, labelled, owned_by};
 
 /// The pods that a Service selects; none if it has no selector.
 pub fn pods_of_service(world: &World, service: &Service) -> Vec<Arc<Pod>> {
@@ -77,7 +75,5 @@ pub fn services_of_pod(world: &World, pod: &Pod) -> Vec<ObjectName> {
 
 /// What slices need to know of a node; `None` if there is no such node.
 pub fn node_facts(world: &World, name: &str) -> Option<NodeFacts> {
-    let node = world.nodes.get(&ObjectName::new("", name))?;
-    let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).filter(|zone| !zone.is_empty());
-    Some(NodeFacts { zone: zone.cloned() })
+    world.nodes.get(&ObjectName::new("", name)).map(|node| nodes::facts(&node))
 }

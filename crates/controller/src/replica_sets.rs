@@ -13,9 +13,9 @@ use signpost_core::object::ObjectName;
 use crate::cache::uid_of;
 use crate::claim::claimed;
 use crate::context::{Context, WriteError};
+use crate::controller;
 use crate::events::Severity;
 use crate::queue::{Outcome, Queue};
-use crate::workers;
 use crate::world::owned_by;
 use crate::{lookup, pods, template};
 use plan::Failure;
@@ -30,7 +30,7 @@ const COMPONENT: &str = "replicaset-controller";
 /// The controller.
 pub struct Controller;
 
-impl workers::Controller for Controller {
+impl controller::Controller for Controller {
     type Key = ObjectName;
     const NAME: &'static str = "replica sets";
     const WORKERS: usize = 4;

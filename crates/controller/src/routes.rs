@@ -17,66 +17,11 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Resource;
 use signpost_core::object::ObjectName;
 
-use crate::ControllerOptions;
 use crate::cache::{Cache, Index, Transition, name_of};
-use crate::context::Context;
-use crate::garbage::{self, Collected};
-use crate::progress::Busy;
-use crate::queue::Queue;
-use crate::world::{Watched, World};
-use crate::{endpoint_slices, endpoints, lookup, pods, scheduler, selector};
-
-/// One queue per controller.
-pub struct Queues {
-    /// Services whose slices are to be looked at.
-    pub slices: Queue<ObjectName>,
-    /// Services whose Endpoints are to be looked at.
-    pub endpoints: Queue<ObjectName>,
-    /// ReplicaSets.
-    pub replica_sets: Queue<ObjectName>,
-    /// Deployments.
-    pub deployments: Queue<ObjectName>,
-    /// StatefulSets.
-    pub stateful_sets: Queue<ObjectName>,
-    /// Pods without a node.
-    pub scheduler: Queue<ObjectName>,
-    /// Owners and dependents.
-    pub garbage: Queue<garbage::Key>,
-}
-
-impl Queues {
-    /// Empty queues; those of controllers that don't run take nothing.
-    pub fn new(options: &ControllerOptions, busy: &Arc<Busy>) -> Queues {
-        Queues {
-            slices: Queue::new(busy.clone(), options.endpoint_slices),
-            endpoints: Queue::new(busy.clone(), options.endpoint_slices),
-            replica_sets: Queue::new(busy.clone(), options.workloads),
-            deployments: Queue::new(busy.clone(), options.workloads),
-            stateful_sets: Queue::new(busy.clone(), options.workloads),
-            scheduler: Queue::new(busy.clone(), options.scheduler),
-            garbage: Queue::new(busy.clone(), options.garbage_collection),
-        }
-    }
-}
-
-impl Queues {
-    /// What waits or is worked on.
-    pub fn pending(&self) -> Vec<String> {
-        let by_name = [
-            ("endpoint slices of", &self.slices),
-            ("endpoints of", &self.endpoints),
-            ("replica set", &self.replica_sets),
-            ("deployment", &self.deployments),
-            ("stateful set", &self.stateful_sets),
-            ("node for pod", &self.scheduler),
-        ];
-        let named = by_name
-            .into_iter()
-            .flat_map(|(what, queue)| queue.pending().into_iter().map(move |key| format!("{what} {key}")));
-        let garbage = self.garbage.pending().into_iter().map(|(kind, name)| format!("owners of {kind:?} {name}"));
-        named.chain(garbage).collect()
-    }
-}
+use crate::context::{Context, Watched};
+use crate::queues::Collected;
+use crate::world::World;
+use crate::{endpoint_slices, endpoints, garbage, lookup, nodes, pods, scheduler, selector};
 
 /// Old and new, as far as there are both.
 fn versions<K>(change: &Transition<K>) -> impl Iterator<Item = &Arc<K>> {
@@ -236,8 +181,7 @@ impl Watched for Node {
 
     fn route(context: &Context, change: &Transition<Node>) {
         garbage::route(context, None, change);
-        let zone =
-            |node: &Arc<Node>| node.metadata.labels.as_ref().and_then(|labels| labels.get(lookup::ZONE).cloned());
+        let zone = |node: &Arc<Node>| nodes::facts(node);
         if change.old.as_ref().map(zone) != change.new.as_ref().map(zone) {
             let name = versions(change).next().map(|node| name_of(node.as_ref()).name).unwrap_or_default();
             for pod in context.world.pods.select(&Index::Node(name)) {
@@ -257,10 +201,12 @@ impl Watched for Node {
 /// Whether a node changed in what the scheduler asks of it; its heartbeat is nothing of that.
 fn scheduling_changed(change: &Transition<Node>) -> bool {
     let facts = |node: &Arc<Node>| {
-        let ready = node.status.as_ref().and_then(|status| status.conditions.as_ref()).map(|conditions| {
-            conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-        });
-        (node.metadata.labels.clone(), node.metadata.deletion_timestamp.is_some(), node.spec.clone(), ready)
+        (
+            node.metadata.labels.clone(),
+            node.metadata.deletion_timestamp.is_some(),
+            node.spec.clone(),
+            nodes::is_ready(node),
+        )
     };
     change.old.as_ref().map(facts) != change.new.as_ref().map(facts)
 }

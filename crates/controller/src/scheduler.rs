@@ -11,10 +11,10 @@ use signpost_core::object::ObjectName;
 
 use crate::cache::Index;
 use crate::context::{Context, WriteError};
+use crate::controller;
 use crate::events::Severity;
 use crate::pods;
 use crate::queue::{Outcome, Queue};
-use crate::workers;
 use choose::{Load, choose};
 
 pub mod choose;
@@ -27,7 +27,7 @@ const COMPONENT: &str = "default-scheduler";
 /// The controller.
 pub struct Controller;
 
-impl workers::Controller for Controller {
+impl controller::Controller for Controller {
     type Key = ObjectName;
     const NAME: &'static str = "scheduler";
     const WORKERS: usize = 1;

@@ -20,7 +20,7 @@ use crate::events::Severity;
 use crate::queue::{Outcome, Queue};
 use crate::replica_sets::until;
 use crate::world::owned_by;
-use crate::{lookup, pods, workers};
+use crate::{controller, lookup, pods};
 use plan::{Revisions, Step};
 use revision::Newest;
 
@@ -35,7 +35,7 @@ const COMPONENT: &str = "statefulset-controller";
 /// The controller.
 pub struct Controller;
 
-impl workers::Controller for Controller {
+impl controller::Controller for Controller {
     type Key = ObjectName;
     const NAME: &'static str = "stateful sets";
     const WORKERS: usize = 2;

@@ -1,8 +1,5 @@
 //! The tasks: one per kind that is watched, some per controller, one for resyncs.
 
-use std::fmt::Debug;
-use std::future::Future;
-use std::hash::Hash;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet, StatefulSet};
@@ -11,10 +8,10 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use tokio::task::JoinSet;
 
 use crate::cache::Transition;
-use crate::context::{Context, WriteError};
+use crate::context::{Context, Watched};
+use crate::controller::Controller;
 use crate::feed::feed;
-use crate::queue::{Outcome, Queue};
-use crate::world::Watched;
+use crate::queue::Outcome;
 use crate::{deployments, endpoint_slices, endpoints, garbage, replica_sets, scheduler, stateful_sets};
 
 /// Starts a watch for each kind that a running controller needs.
@@ -33,23 +30,6 @@ pub fn feed_caches(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     start::<Deployment>(context, tasks);
     start::<StatefulSet>(context, tasks);
     start::<ControllerRevision>(context, tasks);
-}
-
-/// A controller: a queue, and what is done about a key of it.
-pub trait Controller: Send + Sync + 'static {
-    /// What its queue holds.
-    type Key: Clone + Debug + Eq + Hash + Ord + Send + Sync;
-    /// For logs.
-    const NAME: &'static str;
-    /// Keys that are worked on side by side.
-    const WORKERS: usize;
-
-    /// Its queue.
-    fn queue(context: &Context) -> &Queue<Self::Key>;
-
-    /// Makes what the key names what it should be. An error makes the key come again after a pause.
-    fn reconcile(&self, context: &Context, key: &Self::Key)
-    -> impl Future<Output = Result<Outcome, WriteError>> + Send;
 }
 
 /// Starts the workers; they begin when every cache has had its first list.

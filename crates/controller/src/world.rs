@@ -1,7 +1,6 @@
 //! The caches of all kinds that the controllers look at, and what each kind is found by.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet, StatefulSet};
@@ -9,11 +8,9 @@ use k8s_openapi::api::core::v1::{Endpoints, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::de::DeserializeOwned;
 
 use crate::ControllerOptions;
-use crate::cache::{Cache, Cached, Index, Transition};
-use crate::context::Context;
+use crate::cache::{Cache, Cached, Index};
 
 /// One cache per kind.
 #[derive(Default)]
@@ -38,15 +35,6 @@ pub struct World {
     pub revisions: Cache<ControllerRevision>,
     /// The kinds that are watched; the caches of others stay empty.
     fed: BTreeSet<&'static str>,
-}
-
-/// A kind that the controllers watch.
-pub trait Watched: Cached + Clone + Debug + DeserializeOwned {
-    /// Its cache.
-    fn cache(world: &World) -> &Cache<Self>;
-
-    /// Names to the queues what a change of an object may concern.
-    fn route(context: &Context, change: &Transition<Self>);
 }
 
 impl World {

@@ -468,6 +468,63 @@ async fn slices_that_are_not_ours_are_left_alone() {
 }
 
 #[tokio::test]
+async fn slices_follow_nodes_and_labels_and_come_back_when_deleted() {
+    let lab = Lab::start(&["n1"]).await;
+    lab.create::<Deployment>(deployment("web", 2)).await;
+    lab.create::<Service>(service("web")).await;
+    eventually("two ready endpoints", || async { lab.ready("web").await.len() == 2 }).await;
+    lab.settle().await;
+
+    let moved = Patch::Merge(json!({"metadata": {"labels": {"topology.kubernetes.io/zone": "c"}}}));
+    lab.all::<Node>().patch("n1", &PatchParams::default(), &moved).await.expect("the API takes it");
+    lab.settle().await;
+    let slices = lab.list::<EndpointSlice>().await;
+    let zones = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten()).filter_map(|end| end.zone.clone());
+    assert_eq!(zones.collect::<BTreeSet<_>>(), BTreeSet::from(["c".to_owned()]));
+
+    let slice = slices.iter().find(|slice| slice.name_any().starts_with("web-")).expect("a slice").name_any();
+    lab.api::<EndpointSlice>().delete(&slice, &DeleteParams::default()).await.expect("deleted");
+    lab.api::<Endpoints>().delete("web", &DeleteParams::default()).await.expect("deleted");
+    lab.settle().await;
+    assert_eq!(lab.ready("web").await.len(), 2);
+    assert!(lab.api::<Endpoints>().get_opt("web").await.expect("an answer").is_some());
+
+    let pod = lab.list::<Pod>().await.remove(0);
+    lab.merge::<Pod>(&pod.name_any(), json!({"metadata": {"labels": {"app": "away"}}})).await;
+    eventually("its ReplicaSet has replaced it", || async { lab.addresses("app=web").await.len() == 2 }).await;
+    lab.settle().await;
+    let address = pod.status.and_then(|status| status.pod_ip).expect("an address");
+    assert!(!lab.ready("web").await.contains(&address));
+    let released = lab.api::<Pod>().get(&pod.metadata.name.expect("a name")).await.expect("it stays");
+    assert!(released.owner_references().is_empty());
+}
+
+#[tokio::test]
+async fn what_time_alone_brings_is_seen_in_time() {
+    let lab = Lab::start(&["n1"]).await;
+    let mut slow = deployment("slow", 1);
+    slow["spec"]["minReadySeconds"] = 2.into();
+    lab.create::<Deployment>(slow).await;
+    let mut stuck = deployment("stuck", 1);
+    stuck["spec"]["progressDeadlineSeconds"] = 2.into();
+    stuck["spec"]["template"]["spec"]["nodeSelector"] = json!({"no": "such"});
+    lab.create::<Deployment>(stuck).await;
+    eventually("the pod is ready", || async { !lab.addresses("app=slow").await.is_empty() }).await;
+    lab.settle().await;
+    assert_eq!(available(&lab.api::<Deployment>().get("slow").await.expect("the Deployment")), 0);
+    eventually("it has been ready long enough", || async {
+        available(&lab.api::<Deployment>().get("slow").await.expect("the Deployment")) == 1
+    })
+    .await;
+    eventually("the update that hangs is said to", || async {
+        let stuck = lab.api::<Deployment>().get("stuck").await.expect("the Deployment");
+        let conditions = stuck.status.and_then(|status| status.conditions).unwrap_or_default();
+        conditions.iter().any(|condition| condition.reason.as_deref() == Some("ProgressDeadlineExceeded"))
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_pod_that_no_node_takes_waits_and_says_why_until_one_comes() {
     let lab = Lab::start(&[]).await;
     lab.create::<Deployment>(deployment("web", 1)).await;

@@ -1,6 +1,7 @@
 //! From a plan to the kernel. Each mode is a folder: `program.rs`, `change.rs`, `walk.rs` are pure; `apply.rs` acts.
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
 
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{NodePlan, PlanChange};
@@ -9,8 +10,6 @@ pub mod conntrack;
 pub mod fake;
 pub mod iptables;
 pub mod nftables;
-#[cfg(test)]
-mod pretend;
 pub mod probe;
 #[cfg(any(test, feature = "strategies"))]
 pub mod strategies;
@@ -46,6 +45,11 @@ pub trait Datapath {
     /// # Errors
     /// The kernel or its tool refused; in a mode with transactions nothing was changed.
     fn apply(&mut self, change: &Self::Change) -> Result<(), Self::Error>;
+    /// Where the rules that were found serve UDP, so that flows to what a former process served can be told from others'.
+    /// Empty: not known.
+    fn udp_frontends(&self, _have: &Self::Observed) -> Vec<SocketAddr> {
+        Vec::new()
+    }
     /// A number that each transaction of the kernel's rules raises by one, whoever makes it and whatever it touches; an
     /// [`Datapath::apply`] that changes anything makes one transaction. Cheap: it tells that someone else was there.
     /// `None`: this mode cannot tell.

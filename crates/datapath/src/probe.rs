@@ -1,8 +1,8 @@
 //! What this kernel and machine can do for a mode, found out before anything is changed. Each error says what to do.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
-use std::process::Command;
+use std::io::{self, Write};
+use std::process::{Command, Stdio};
 
 /// The oldest kernel that is supported.
 pub const OLDEST_KERNEL: (u32, u32) = (6, 1);
@@ -49,6 +49,24 @@ pub enum ProbeError {
         /// What nft said.
         said: String,
     },
+    /// `iptables` is not there.
+    #[error(
+        "{program} is not installed: install the package iptables (apt-get install iptables), or choose another mode"
+    )]
+    NoIptables {
+        /// What was to be run.
+        program: &'static str,
+    },
+    /// `iptables` cannot do what the mode needs.
+    #[error(
+        "{program} lacks what the mode needs ({said}): update the package iptables or load the kernel's modules x_tables, nf_nat and xt_statistic, or choose another mode"
+    )]
+    OldIptables {
+        /// What was run.
+        program: &'static str,
+        /// What it said.
+        said: String,
+    },
     /// Something could not be run or read.
     #[error("cannot find out {what}: {source}")]
     Io {
@@ -83,6 +101,40 @@ pub fn nftables(nft: &OsStr) -> Result<(), ProbeError> {
     } else {
         let first = said.stderr.lines().next().unwrap_or("no reason given");
         Err(ProbeError::NoNftables { said: first.to_owned() })
+    }
+}
+
+/// Whether the mode iptables works here. Changes nothing: what it tries with the kernel is tested, not carried out.
+///
+/// # Errors
+/// The first thing that is missing.
+pub fn iptables() -> Result<(), ProbeError> {
+    kernel()?;
+    // A chain of another name, with one of each thing that ours have.
+    const TRY: &str = "*nat\n:SIGNPOST-PROBE - [0:0]\n\
+        -A SIGNPOST-PROBE -m comment --comment x -m statistic --mode random --probability 0.5 -j RETURN\n\
+        -A SIGNPOST-PROBE -m recent --set --name SIGNPOST-PROBE --rsource\n\
+        -A SIGNPOST-PROBE -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000\n\
+        -A SIGNPOST-PROBE -j MASQUERADE --random-fully\nCOMMIT\n";
+    const PROGRAM: &str = "iptables-restore";
+    let io = |source| ProbeError::Io { what: "what iptables can do", source };
+    let mut command = Command::new(PROGRAM);
+    command.args(["-w", "5", "--noflush", "--test"]).env("LC_ALL", "C");
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => ProbeError::NoIptables { program: PROGRAM },
+        _ => io(source),
+    })?;
+    let written = child.stdin.take().expect("it was piped").write_all(TRY.as_bytes());
+    let output = child.wait_with_output().map_err(io)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        written.map_err(io)
+    } else if said.contains("Permission denied") || said.contains("Operation not permitted") {
+        Err(ProbeError::NotPermitted)
+    } else {
+        let first = said.lines().next().unwrap_or("no reason given");
+        Err(ProbeError::OldIptables { program: PROGRAM, said: first.to_owned() })
     }
 }
 
@@ -127,6 +179,8 @@ fn run(nft: &OsStr, arguments: &[&str], what: &'static str) -> Result<Said, Prob
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -149,7 +203,10 @@ mod tests {
     fn an_nft_that_is_too_old_or_refuses_is_told_apart() {
         let folder = tempfile::tempdir().unwrap();
         let pretend = |name: &str, script: &str| {
-            nftables(crate::pretend::program(folder.path(), name, script).as_os_str()).unwrap_err()
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            nftables(path.as_os_str()).unwrap_err()
         };
         let new = "[ $1 = --version ] && echo nftables v9.0.0 && exit;";
         assert!(matches!(pretend("old", "echo nftables v1.0.2"), ProbeError::OldNft { .. }));
@@ -165,6 +222,7 @@ mod tests {
         std::thread::spawn(|| {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("needs root");
             nftables(OsStr::new("nft")).unwrap();
+            iptables().unwrap();
         })
         .join()
         .unwrap();

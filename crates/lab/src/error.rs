@@ -63,7 +63,7 @@ pub enum LabError {
         source: io::Error,
     },
     /// The API server.
-    #[error("the API server does not start: {0}")]
+    #[error("the API server does not start: {}{}", whole(&**.0), chain_hint(&**.0))]
     Api(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A listening socket.
     #[error("cannot listen on {address}: {source}")]
@@ -115,6 +115,32 @@ pub enum LabError {
     },
 }
 
+/// An error and its causes in one line; a cause that was told already is not told again.
+fn whole(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let told = error.to_string();
+        if !text.contains(&told) {
+            text = if told.starts_with(&text) { told } else { format!("{text}: {told}") };
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// The hint that belongs to a system's error among the causes.
+fn chain_hint(error: &(dyn std::error::Error + 'static)) -> &'static str {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(system) = error.downcast_ref::<io::Error>() {
+            return hint(system);
+        }
+        cause = error.source();
+    }
+    if whole(error).contains("os error 28") { hint(&io::Error::from_raw_os_error(libc::ENOSPC)) } else { "" }
+}
+
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOSPC) => ": free some space there, or choose another place with --dir",
@@ -134,5 +160,26 @@ impl LabError {
     pub(crate) fn request(op: impl Into<String>) -> impl FnOnce(kube::Error) -> LabError {
         let op = op.into();
         move |source| LabError::Request { op, source: Box::new(source) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot open the objects")]
+    struct Outer(#[source] Inner);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot open the objects: {0}")]
+    struct Inner(#[source] io::Error);
+
+    #[test]
+    fn a_full_disk_is_told_once_and_with_what_to_do() {
+        let full = io::Error::from_raw_os_error(libc::ENOSPC);
+        let text = LabError::Api(Box::new(Outer(Inner(full)))).to_string();
+        assert_eq!(text.matches("cannot open").count(), 1, "{text}");
+        assert!(text.contains("No space left") && text.ends_with("choose another place with --dir"), "{text}");
     }
 }

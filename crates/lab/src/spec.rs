@@ -78,7 +78,7 @@ pub struct LabSpec {
     pub nodes: Vec<NodeSpec>,
     /// The address families.
     pub families: Families,
-    /// The node daemons' mode, as `--proxy-mode` takes it: `auto`, `nftables`.
+    /// The node daemons' mode, as `--proxy-mode` takes it: `auto`, `nftables`, `iptables`.
     pub mode: String,
     /// Further configuration of the node daemons, with the field names of KubeProxyConfiguration. Null: none.
     pub node_config: serde_json::Value,

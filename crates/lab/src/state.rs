@@ -96,6 +96,7 @@ impl LabDir {
         private_directory(&taken.base)?;
         if let Some(dir) = dir {
             taken.dir = own_directory(dir)?;
+            remove_files(&taken.dir, keep_objects)?;
         }
         taken.cgroup.create().map_err(|source| LabError::Cgroup { source })?;
         Ok(taken)
@@ -261,14 +262,19 @@ fn own_directory(path: &Path) -> Result<PathBuf, LabError> {
 
 /// Removes a lab's files from a directory, and the directory if nothing else is in it.
 fn sweep(dir: &Path, keep_objects: bool) -> Result<(), LabError> {
+    remove_files(dir, keep_objects)?;
+    // Not empty: objects that are kept, or what others put there.
+    let _ = fs::remove_dir(dir);
+    Ok(())
+}
+
+fn remove_files(dir: &Path, keep_objects: bool) -> Result<(), LabError> {
     for name in OWN.iter().chain([&"lab.json", &"control.sock"]) {
         remove(&dir.join(name))?;
     }
     if !keep_objects {
         remove(&dir.join(OBJECTS))?;
     }
-    // Not empty: objects that are kept, or what others put there.
-    let _ = fs::remove_dir(dir);
     Ok(())
 }
 

@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 use futures::{Stream, StreamExt};
 use serde::Serialize;
 use signpost_cluster::client::ClientError;
-use signpost_cluster::events::{Notice, Reporter};
-use signpost_cluster::{NodeScope, ObjectReference, Observed};
+use signpost_cluster::events::Reporter;
+use signpost_cluster::{NodeScope, Observed};
 use signpost_core::object::Family;
 use signpost_core::planner::NodeConfig;
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
+use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -87,10 +88,15 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let client = signpost_cluster::client::connect(options.kubeconfig.as_deref(), options.master.as_deref()).await?;
     let addresses = addresses::follow().map_err(NodeError::Addresses)?;
     let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
-    let observed = signpost_cluster::watch(client, &NodeScope::Own(options.node.clone()));
+    let observed = signpost_cluster::watch(client, &NodeScope::All);
     match mode {
         Mode::Nftables => {
             let part = |family| (family, nftables(family, options.take_over), flows(family));
+            let datapaths = families().into_iter().map(part).collect();
+            serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
+        }
+        Mode::Iptables => {
+            let part = |family| (family, iptables(family, options.take_over), flows(family));
             let datapaths = families().into_iter().map(part).collect();
             serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
         }
@@ -108,12 +114,22 @@ pub fn cleanup() -> Result<(), NodeError> {
         return Err(NodeError::NotRoot);
     }
     let _instance = Instance::take()?;
-    mode::check(Mode::Nftables)?;
     for family in families() {
-        nftables(family, false).cleanup().map_err(|source| NodeError::Cleanup { family, source: Box::new(source) })?;
+        let failed = |source| NodeError::Cleanup { family, source };
+        // What this machine cannot run, no daemon can have left rules of.
+        if mode::check(Mode::Nftables).is_ok() {
+            nftables(family, false).cleanup().map_err(|source| failed(Box::new(source)))?;
+        }
+        if mode::check(Mode::Iptables).is_ok() {
+            iptables(family, false).cleanup().map_err(|source| failed(Box::new(source)))?;
+        }
         info!(%family, "the rules are removed");
     }
     Ok(())
+}
+
+fn iptables(family: Family, take_over: bool) -> Iptables {
+    Iptables::new(family, IptablesConfig { take_over, ..IptablesConfig::default() })
 }
 
 fn nftables(family: Family, take_over: bool) -> Nftables {
@@ -184,8 +200,7 @@ async fn serve<D>(
     };
     let sync = SyncLoop::new(sync_options, config, datapaths, progress, metrics);
     let (stop, stopped) = oneshot::channel();
-    let node = options.node.clone();
-    let mut driver = tokio::spawn(drive(sync, node, observed, addresses, questions, reporter, stopped));
+    let mut driver = tokio::spawn(drive(sync, observed, addresses, questions, reporter, stopped));
     tokio::select! {
         () = shutdown => {
             // The receiver is gone if the driver ended, which it does only by a panic.
@@ -201,7 +216,6 @@ async fn serve<D>(
 /// Between observations and the kernel, until `stopped`.
 async fn drive<D>(
     mut sync: SyncLoop<D>,
-    node: Arc<str>,
     observed: impl Stream<Item = Observed> + Send + Unpin,
     mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
     mut questions: mpsc::Receiver<Question>,
@@ -218,7 +232,6 @@ async fn drive<D>(
         let due = sync.due();
         if due.is_some_and(|due| due <= Instant::now()) {
             tokio::task::block_in_place(|| sync.step(&mut Instant::now));
-            sync.refusals().for_each(|(family, reason)| reporter.report(refusal(&node, family, reason)));
             if sync.is_started() && !trimmed {
                 sys::give_memory_back();
                 trimmed = true;
@@ -249,15 +262,6 @@ async fn drive<D>(
             () = until(due), if due.is_some() => {}
         }
     }
-}
-
-/// The Reporter tells the same only once in a while.
-fn refusal(node: &Arc<str>, family: Family, reason: &str) -> Notice {
-    // A Node's Events carry its name as uid: so the kubelet does it, and so they are looked for.
-    let (name, uid) = (node.clone(), node.clone());
-    let object = ObjectReference { api_version: "v1", kind: "Node", namespace: "".into(), name, uid };
-    let message = format!("the {family} rules cannot be brought to the plan, which is tried again: {reason}");
-    Notice { object, reason: "ServiceRulesFailed", message }
 }
 
 fn answer<D>(sync: &SyncLoop<D>, question: Question)

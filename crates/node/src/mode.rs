@@ -14,12 +14,15 @@ use crate::config::ModeName;
 pub enum Mode {
     /// Rules of nftables.
     Nftables,
+    /// Rules of iptables.
+    Iptables,
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Mode::Nftables => "nftables",
+            Mode::Iptables => "iptables",
         })
     }
 }
@@ -28,7 +31,9 @@ impl fmt::Display for Mode {
 #[derive(Debug, thiserror::Error)]
 pub enum ModeError {
     /// Not built.
-    #[error("proxy mode {asked} is not built yet; this program has nftables (and auto, which takes the best there is)")]
+    #[error(
+        "proxy mode {asked} is not built yet; this program has nftables, iptables and auto, which takes the best there is"
+    )]
     NotBuilt {
         /// What was asked for.
         asked: &'static str,
@@ -48,7 +53,7 @@ pub fn choose(asked: ModeName) -> Result<(Mode, &'static str), ModeError> {
         ModeName::Nftables => Ok((Mode::Nftables, "asked for")),
         ModeName::Ebpf => Err(ModeError::NotBuilt { asked: "ebpf" }),
         ModeName::Ipvs => Err(ModeError::NotBuilt { asked: "ipvs" }),
-        ModeName::Iptables => Err(ModeError::NotBuilt { asked: "iptables" }),
+        ModeName::Iptables => Ok((Mode::Iptables, "asked for")),
     }
 }
 
@@ -59,6 +64,7 @@ pub fn choose(asked: ModeName) -> Result<(Mode, &'static str), ModeError> {
 pub fn check(mode: Mode) -> Result<(), ModeError> {
     match mode {
         Mode::Nftables => Ok(probe::nftables(OsStr::new("nft"))?),
+        Mode::Iptables => Ok(probe::iptables()?),
     }
 }
 
@@ -69,7 +75,8 @@ mod tests {
     #[test]
     fn auto_takes_what_is_built_and_what_is_not_is_refused_by_name() {
         assert_eq!(choose(ModeName::Auto).unwrap().0, Mode::Nftables);
-        for asked in [ModeName::Ebpf, ModeName::Ipvs, ModeName::Iptables] {
+        assert_eq!(choose(ModeName::Iptables).unwrap().0, Mode::Iptables);
+        for asked in [ModeName::Ebpf, ModeName::Ipvs] {
             assert!(choose(asked).unwrap_err().to_string().contains("is not built yet; this program has nftables"));
         }
     }

@@ -59,6 +59,17 @@ struct StatusCommand {
 impl LabCommand {
     /// Does what was asked.
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err(anyhow::Error::msg(LabError::NotRoot.to_string()));
+        }
+        // A lab's error tells its cause itself; it is not to be told again.
+        self.act().map_err(|error| match error.downcast::<LabError>() {
+            Ok(error) => anyhow::Error::msg(error.to_string()),
+            Err(error) => error,
+        })
+    }
+
+    fn act(self) -> anyhow::Result<ExitCode> {
         match self.action {
             Action::Up(command) => command.run(),
             Action::Down(NameOption { name }) => down(&name),

@@ -30,7 +30,7 @@ pub struct NodeCommand {
     /// Address of the API, in place of the kubeconfig's
     #[arg(long, value_name = "URL")]
     master: Option<String>,
-    /// auto, nftables (ebpf, ipvs and iptables are not built yet)
+    /// auto, nftables, iptables (ebpf and ipvs are not built yet)
     #[arg(long, value_name = "MODE")]
     proxy_mode: Option<ModeName>,
     /// A KubeProxyConfiguration file; flags win over it

@@ -9,10 +9,10 @@ use crate::clock;
 use crate::error::ApiError;
 use crate::object;
 use crate::respond::json_response;
-use crate::server::ApiServer;
+use crate::state::ServerState;
 use crate::store::Transaction;
 
-pub(super) async fn bind(server: &ApiServer, call: &Call, binding: &Value) -> Result<Response, ApiError> {
+pub(super) async fn bind(server: &ServerState, call: &Call, binding: &Value) -> Result<Response, ApiError> {
     let node = object::text(binding, &["target", "name"]).unwrap_or("");
     if node.is_empty() {
         return Err(ApiError::bad_request("target.name: Required value"));

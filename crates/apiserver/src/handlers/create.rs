@@ -10,11 +10,11 @@ use crate::error::ApiError;
 use crate::object;
 use crate::registry;
 use crate::respond::{json_response, shown_one};
-use crate::server::ApiServer;
+use crate::state::ServerState;
 use crate::store::{Object, Transaction};
 use crate::views;
 
-pub(super) async fn create(server: &ApiServer, call: &Call, mut body: Value) -> Result<Response, ApiError> {
+pub(super) async fn create(server: &ServerState, call: &Call, mut body: Value) -> Result<Response, ApiError> {
     if call.place.kind.namespaced && call.place.namespace.is_none() {
         return Err(ApiError::MethodNotAllowed);
     }

@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::object;
 use crate::registry::KindInfo;
 use crate::respond::{gone, json_response, shown_list, shown_one};
-use crate::server::ApiServer;
+use crate::state::ServerState;
 use crate::store::{Object, Transaction};
 
 /// What a deletion asks for.
@@ -74,7 +74,7 @@ fn is_dry(call: &Call, body: &Value) -> Result<bool, ApiError> {
     Ok(!object::items(body, &["dryRun"]).is_empty() || call.query.dry_run()?)
 }
 
-pub(super) async fn delete(server: &ApiServer, call: &Call, body: Value) -> Result<Response, ApiError> {
+pub(super) async fn delete(server: &ServerState, call: &Call, body: Value) -> Result<Response, ApiError> {
     let kind = call.place.kind;
     let options = Options::read(call, &body)?;
     let decide = |transaction: &mut Transaction<'_>| {
@@ -93,7 +93,15 @@ pub(super) async fn delete(server: &ApiServer, call: &Call, body: Value) -> Resu
     Ok(json_response(StatusCode::OK, &answer))
 }
 
-pub(super) async fn delete_collection(server: &ApiServer, call: &Call, body: Value) -> Result<Response, ApiError> {
+/// POST `pods/eviction`: a deletion that a disruption budget could refuse; there are none here.
+pub(super) async fn evict(server: &ServerState, call: &Call, eviction: &Value) -> Result<Response, ApiError> {
+    let none = json!({});
+    delete(server, call, object::at(eviction, &["deleteOptions"]).unwrap_or(&none).clone()).await?;
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    Ok(json_response(StatusCode::CREATED, &status))
+}
+
+pub(super) async fn delete_collection(server: &ServerState, call: &Call, body: Value) -> Result<Response, ApiError> {
     let kind = call.place.kind;
     let options = Options::read(call, &body)?;
     let (objects, revision) = chosen(server, call)?;
@@ -119,7 +127,7 @@ pub(super) async fn delete_collection(server: &ApiServer, call: &Call, body: Val
 
 /// Deletes an object as the garbage collector would: with its own grace. One that is gone is no error.
 pub(crate) async fn delete_in_background(
-    server: &ApiServer,
+    server: &ServerState,
     kind: &'static KindInfo,
     namespace: &str,
     name: &str,
@@ -140,6 +148,11 @@ fn remove(
     options: &Options,
 ) -> Result<Outcome, ApiError> {
     check_preconditions(kind, &old.value, &options.uid, &options.revision)?;
+    let name = object::name(&old.value);
+    if kind.kind == "Namespace" && matches!(name, "default" | "kube-system" | "kube-public") {
+        let reason = "this namespace may not be deleted".to_owned();
+        return Err(ApiError::Forbidden { kind, name: name.to_owned(), reason, terminating: None });
+    }
     let mut object = old.value.clone();
     let grace_s = grace(kind, &object, options);
     add_finalizer(&mut object, options.propagation);

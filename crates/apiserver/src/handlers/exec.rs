@@ -28,7 +28,7 @@ use super::logs::{container, streams};
 use crate::error::ApiError;
 use crate::object;
 use crate::pod_streams::{ExecRequest, PodStreamError, PodStreams};
-use crate::server::ApiServer;
+use crate::state::ServerState;
 
 const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
 const STDIN: u8 = 0;
@@ -45,7 +45,7 @@ const PING_EVERY: Duration = Duration::from_secs(10);
 const DRAIN: Duration = Duration::from_secs(5);
 const FIRST_SIZE: (u16, u16) = (80, 24);
 
-pub(super) async fn exec(server: &Arc<ApiServer>, call: &Call, request: Request<Body>) -> Result<Response, ApiError> {
+pub(super) async fn exec(server: &Arc<ServerState>, call: &Call, request: Request<Body>) -> Result<Response, ApiError> {
     let container = container(server, call)?;
     let streams = streams(server)?.clone();
     let command: Vec<String> = call.query.all("command").into_iter().map(str::to_owned).collect();
@@ -60,7 +60,11 @@ pub(super) async fn exec(server: &Arc<ApiServer>, call: &Call, request: Request<
     };
     let (mut parts, _) = request.into_parts();
     let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &()).await.map_err(|rejection| {
-        ApiError::bad_request(format!("unable to upgrade: only WebSocket is served here ({rejection})"))
+        // Clients before 1.31 begin with SPDY.
+        ApiError::bad_request(format!(
+            "unable to upgrade: exec runs over WebSocket here ({rejection}); use kubectl 1.31 or newer, or set \
+             KUBECTL_REMOTE_COMMAND_WEBSOCKETS=true"
+        ))
     })?;
     let upgrade = upgrade.protocols(PROTOCOLS).max_message_size(LARGEST_MESSAGE).max_frame_size(LARGEST_MESSAGE);
     let closing = server.closing.clone();

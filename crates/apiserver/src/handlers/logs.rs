@@ -13,9 +13,9 @@ use super::Call;
 use crate::error::ApiError;
 use crate::object;
 use crate::pod_streams::{ContainerRef, LogOptions, PodStreamError};
-use crate::server::ApiServer;
+use crate::state::ServerState;
 
-pub(super) async fn logs(server: &Arc<ApiServer>, call: &Call) -> Result<Response, ApiError> {
+pub(super) async fn logs(server: &Arc<ServerState>, call: &Call) -> Result<Response, ApiError> {
     let query = &call.query;
     let container = container(server, call)?;
     let since_time = match query.get("sinceTime") {
@@ -45,7 +45,7 @@ pub(super) async fn logs(server: &Arc<ApiServer>, call: &Call) -> Result<Respons
 }
 
 /// Whoever runs the pods.
-pub(super) fn streams(server: &ApiServer) -> Result<&Arc<dyn crate::pod_streams::PodStreams>, ApiError> {
+pub(super) fn streams(server: &ServerState) -> Result<&Arc<dyn crate::pod_streams::PodStreams>, ApiError> {
     server.pod_streams.get().ok_or_else(|| ApiError::Internal { message: "nobody runs pods here".to_owned() })
 }
 
@@ -61,7 +61,7 @@ pub(super) fn refused(error: PodStreamError) -> ApiError {
 ///
 /// # Errors
 /// When the pod is not there, has no such container or several to choose from, or is on no node yet.
-pub(super) fn container(server: &ApiServer, call: &Call) -> Result<ContainerRef, ApiError> {
+pub(super) fn container(server: &ServerState, call: &Call) -> Result<ContainerRef, ApiError> {
     let pod = server.store.read().get(call.place.kind, call.place.namespace(), call.name()?).cloned();
     let pod = pod.ok_or_else(|| call.not_found())?;
     let name = call.name()?.to_owned();

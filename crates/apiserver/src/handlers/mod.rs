@@ -24,11 +24,10 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::request::{self, Place, Query, Shape, Target};
 use crate::respond::{Look, warned};
-use crate::server::ApiServer;
+use crate::state::ServerState;
 use crate::tables::RowObject;
 
 pub(crate) use self::delete::delete_in_background;
-pub(crate) use self::read::Snapshots;
 pub(crate) use self::update::is_finished;
 
 /// A request for objects, read.
@@ -59,11 +58,11 @@ impl Call {
 }
 
 /// Answers any request.
-pub(crate) async fn handle(State(server): State<Arc<ApiServer>>, request: Request<Body>) -> Response {
+pub(crate) async fn handle(State(server): State<Arc<ServerState>>, request: Request<Body>) -> Response {
     dispatch(&server, request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn dispatch(server: &Arc<ApiServer>, request: Request<Body>) -> Result<Response, ApiError> {
+async fn dispatch(server: &Arc<ServerState>, request: Request<Body>) -> Result<Response, ApiError> {
     let pairs = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(request.uri())
         .map_err(|error| ApiError::bad_request(format!("malformed query: {error}")))?;
     let query = Query::new(pairs.0);
@@ -85,7 +84,7 @@ fn deprecations(call: &Call) -> Vec<String> {
     }
 }
 
-async fn subresource(server: &Arc<ApiServer>, call: &Call, request: Request<Body>) -> Result<Response, ApiError> {
+async fn subresource(server: &Arc<ServerState>, call: &Call, request: Request<Body>) -> Result<Response, ApiError> {
     let kind = call.place.kind;
     match (kind.kind, call.place.subresource.as_deref()) {
         (_, None) => objects(server, call, request, false).await,
@@ -97,6 +96,11 @@ async fn subresource(server: &Arc<ApiServer>, call: &Call, request: Request<Body
         }
         ("Pod", Some("log")) if request.method() == Method::GET => logs::logs(server, call).await,
         ("Pod", Some("exec")) => exec::exec(server, call, request).await,
+        ("Pod", Some("eviction")) if request.method() == Method::POST => {
+            let (content_type, bytes) = body::read(request).await?;
+            let eviction = body::decode(&content_type, &bytes, "Eviction")?;
+            delete::evict(server, call, &eviction).await
+        }
         ("Pod", Some("binding")) if request.method() == Method::POST => {
             let (content_type, bytes) = body::read(request).await?;
             let binding = body::decode(&content_type, &bytes, "Binding")?;
@@ -107,7 +111,7 @@ async fn subresource(server: &Arc<ApiServer>, call: &Call, request: Request<Body
 }
 
 async fn objects(
-    server: &Arc<ApiServer>,
+    server: &Arc<ServerState>,
     call: &Call,
     request: Request<Body>,
     status: bool,

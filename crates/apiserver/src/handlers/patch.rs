@@ -11,7 +11,7 @@ use crate::error::{ApiError, Cause};
 use crate::object;
 use crate::registry::KindInfo;
 use crate::respond::{json_response, shown_one, warned};
-use crate::server::ApiServer;
+use crate::state::ServerState;
 use crate::store::Transaction;
 use crate::views;
 
@@ -110,7 +110,7 @@ impl Patch {
 }
 
 pub(super) async fn patch(
-    server: &ApiServer,
+    server: &ServerState,
     call: &Call,
     content_type: &str,
     bytes: &[u8],

@@ -1,27 +1,21 @@
 //! GET: one object, or a list, whole or page by page.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::StatusCode;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use super::Call;
 use crate::error::ApiError;
 use crate::registry::KindInfo;
 use crate::respond::{json_response, shown_list, shown_one};
 use crate::selector::{FieldSelector, LabelSelector};
-use crate::server::ApiServer;
+use crate::state::ServerState;
 use crate::store::Object;
 use crate::views;
-
-const SNAPSHOTS: usize = 64;
-const SNAPSHOT_LIFE: Duration = Duration::from_secs(300);
 
 /// What a list or watch chooses.
 pub(super) struct Filter {
@@ -55,31 +49,14 @@ impl Filter {
     }
 }
 
-pub(super) fn get(server: &ApiServer, call: &Call) -> Result<Response, ApiError> {
+pub(super) fn get(server: &ServerState, call: &Call) -> Result<Response, ApiError> {
     let kind = call.place.kind;
     let object = server.store.read().get(kind, call.place.namespace(), call.name()?).cloned();
     let object = object.ok_or_else(|| call.not_found())?;
     Ok(json_response(StatusCode::OK, &shown_one(kind, &object.value, call.look())))
 }
 
-/// A list that is given out page by page, all pages of one revision.
-struct Snapshot {
-    id: u64,
-    /// Path and selectors: a token is good for the list it came with only.
-    of: String,
-    taken: Instant,
-    revision: u64,
-    objects: Arc<Vec<Arc<Object>>>,
-}
-
-/// The lists that clients are in the middle of.
-#[derive(Default)]
-pub(crate) struct Snapshots {
-    next: u64,
-    kept: VecDeque<Snapshot>,
-}
-
-pub(super) fn list(server: &ApiServer, call: &Call) -> Result<Response, ApiError> {
+pub(super) fn list(server: &ServerState, call: &Call) -> Result<Response, ApiError> {
     let kind = call.place.kind;
     let limit = call.query.number::<usize>("limit")?.filter(|&limit| limit > 0).unwrap_or(usize::MAX);
     let (objects, revision, start, id) = match call.query.get("continue") {
@@ -93,7 +70,7 @@ pub(super) fn list(server: &ApiServer, call: &Call) -> Result<Response, ApiError
     let end = objects.len().min(start.saturating_add(limit));
     let mut metadata = json!({"resourceVersion": revision.to_string()});
     if end < objects.len() {
-        let id = id.unwrap_or_else(|| keep(server, call, &objects, revision));
+        let id = id.unwrap_or_else(|| server.snapshots.keep(identity(call), &objects, revision));
         let token = URL_SAFE_NO_PAD.encode(json!({"v": 1, "id": id, "start": end}).to_string());
         metadata["continue"] = token.into();
         metadata["remainingItemCount"] = (objects.len() - end).into();
@@ -114,29 +91,15 @@ fn identity(call: &Call) -> String {
     )
 }
 
-fn keep(server: &ApiServer, call: &Call, objects: &Arc<Vec<Arc<Object>>>, revision: u64) -> u64 {
-    let mut snapshots = server.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-    snapshots.next += 1;
-    let id = snapshots.next;
-    if snapshots.kept.len() >= SNAPSHOTS {
-        snapshots.kept.pop_front();
-    }
-    let snapshot = Snapshot { id, of: identity(call), taken: Instant::now(), revision, objects: objects.clone() };
-    snapshots.kept.push_back(snapshot);
-    id
-}
-
 type Resumed = (Arc<Vec<Arc<Object>>>, u64, usize, Option<u64>);
 
-fn resumed(server: &ApiServer, call: &Call, token: &str) -> Result<Resumed, ApiError> {
+fn resumed(server: &ServerState, call: &Call, token: &str) -> Result<Resumed, ApiError> {
     let invalid = || ApiError::bad_request("continue key is not valid");
     let token: Value =
         URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).ok_or_else(invalid)?;
     let number = |key: &str| token.get(key).and_then(Value::as_u64).ok_or_else(invalid);
     let (id, start) = (number("id")?, usize::try_from(number("start")?).map_err(|_| invalid())?);
-    let mut snapshots = server.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-    snapshots.kept.retain(|snapshot| snapshot.taken.elapsed() < SNAPSHOT_LIFE);
-    let snapshot = snapshots.kept.iter().find(|snapshot| snapshot.id == id).ok_or_else(|| ApiError::Expired {
+    let snapshot = server.snapshots.find(id).ok_or_else(|| ApiError::Expired {
         message: "The provided continue parameter is too old to display a consistent list result. You can start a new \
                   list without the continue parameter."
             .to_owned(),
@@ -144,7 +107,7 @@ fn resumed(server: &ApiServer, call: &Call, token: &str) -> Result<Resumed, ApiE
     if snapshot.of != identity(call) {
         return Err(invalid());
     }
-    Ok((snapshot.objects.clone(), snapshot.revision, start, Some(id)))
+    Ok((snapshot.objects, snapshot.revision, start, Some(id)))
 }
 
 /// Only the newest revision can be listed: an exact other one is gone.
@@ -159,7 +122,7 @@ fn check_revision(call: &Call, revision: u64) -> Result<(), ApiError> {
 }
 
 /// All objects that a call's selectors choose, and the revision they are of.
-pub(super) fn chosen(server: &ApiServer, call: &Call) -> Result<(Vec<Arc<Object>>, u64), ApiError> {
+pub(super) fn chosen(server: &ServerState, call: &Call) -> Result<(Vec<Arc<Object>>, u64), ApiError> {
     let filter = Filter::of(call)?;
     let read = server.store.read();
     let objects = read.list(call.place.kind, call.place.namespace.as_deref());

@@ -11,11 +11,11 @@ use crate::admission::metadata::check_preconditions;
 use crate::error::{ApiError, Cause};
 use crate::object;
 use crate::respond::json_response;
-use crate::server::ApiServer;
+use crate::state::ServerState;
 use crate::store::Transaction;
 use crate::tables;
 
-pub(super) async fn scale(server: &ApiServer, call: &Call, request: Request<Body>) -> Result<Response, ApiError> {
+pub(super) async fn scale(server: &ServerState, call: &Call, request: Request<Body>) -> Result<Response, ApiError> {
     let method = request.method().clone();
     if method == Method::GET {
         let found = server.store.read().get(call.place.kind, call.place.namespace(), call.name()?).cloned();

@@ -12,12 +12,12 @@ use crate::error::ApiError;
 use crate::object;
 use crate::registry::KindInfo;
 use crate::respond::{json_response, shown_one};
-use crate::server::ApiServer;
+use crate::state::ServerState;
 use crate::store::{Object, Transaction};
 use crate::views;
 
 pub(super) async fn update(
-    server: &ApiServer,
+    server: &ServerState,
     call: &Call,
     mut body: Value,
     status: bool,
@@ -66,7 +66,7 @@ pub(crate) fn is_finished(kind: &KindInfo, object: &Value) -> bool {
 }
 
 /// PUT `namespaces/finalize`: only the finalizers of the specification change.
-pub(super) async fn finalize(server: &ApiServer, call: &Call, body: &Value) -> Result<Response, ApiError> {
+pub(super) async fn finalize(server: &ServerState, call: &Call, body: &Value) -> Result<Response, ApiError> {
     let kind = call.place.kind;
     let decide = |transaction: &mut Transaction<'_>| {
         let old = transaction.get(kind, "", call.name()?).ok_or_else(|| call.not_found())?;

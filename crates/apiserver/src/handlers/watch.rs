@@ -21,14 +21,14 @@ use crate::object;
 use crate::registry::KindInfo;
 use crate::request::Shape;
 use crate::respond::{Look, shown};
-use crate::server::ApiServer;
+use crate::state::ServerState;
 use crate::store::{Change, Object, Watch};
 
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 struct Stream {
-    server: Arc<ApiServer>,
+    server: Arc<ServerState>,
     kind: &'static KindInfo,
     look: Look,
     /// A table said what its columns are.
@@ -44,7 +44,7 @@ struct Stream {
     over: bool,
 }
 
-pub(super) fn watch(server: &Arc<ApiServer>, call: &Call) -> Result<Response, ApiError> {
+pub(super) fn watch(server: &Arc<ServerState>, call: &Call) -> Result<Response, ApiError> {
     let filter = Filter::of(call)?;
     let initial = call.query.flag("sendInitialEvents");
     check_initial(call, initial)?;

@@ -5,6 +5,7 @@
 //! is no part of the format.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -78,8 +79,21 @@ pub(super) struct Log {
 
 impl Log {
     pub(super) fn open(dir: &Path) -> Result<Log, LogError> {
-        std::fs::create_dir_all(dir).map_err(|source| LogError::Directory { path: dir.to_owned(), source })?;
-        Log::open_with(dir.join(FILE), Box::new(|path| builder().create(path)))
+        // Secrets are among the objects: nobody else may look.
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.map_err(|source| LogError::Directory { path: dir.to_owned(), source })?;
+        let open = |path: &Path| {
+            let file = std::fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(path)
+                .map_err(redb::StorageError::from)?;
+            builder().create_with_backend(redb::backends::FileBackend::new(file)?)
+        };
+        Log::open_with(dir.join(FILE), Box::new(open))
     }
 
     pub(super) fn open_with(path: PathBuf, open: Opener) -> Result<Log, LogError> {

@@ -65,9 +65,10 @@ impl Cluster {
         path
     }
 
-    /// A kubectl that was not started yet.
+    /// A kubectl that was not started yet. `SIGNPOST_KUBECTL` names another one than the path's.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new("kubectl");
+        let program = std::env::var("SIGNPOST_KUBECTL").unwrap_or_else(|_| "kubectl".to_owned());
+        let mut command = Command::new(program);
         command
             .args(arguments)
             .env("KUBECONFIG", self.dir.path().join("config"))

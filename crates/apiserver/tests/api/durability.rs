@@ -1,6 +1,7 @@
 //! An acknowledged write survives the death of its process.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -57,13 +58,17 @@ async fn what_was_acknowledged_survives_sigkill() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut said: Vec<String> = Vec::new();
-    while said.len() < 300 {
-        let line = crate::within(lines.next_line()).await.unwrap().expect("it writes on");
+    let mut hear = |line: &str| {
         said.extend(line.split_once("acknowledged ").map(|(_, name)| format!("+{name}")));
         said.extend(line.split_once("deleted ").map(|(_, name)| format!("-{name}")));
-    }
-    // SIGKILL, in the middle of writes.
+        said.len()
+    };
+    while hear(&crate::within(lines.next_line()).await.unwrap().expect("it writes on")) < 300 {}
+    // SIGKILL, in the middle of writes; what it said until then counts.
     child.kill().await.unwrap();
+    while let Some(line) = lines.next_line().await.unwrap() {
+        hear(&line);
+    }
     let server = open(dir.path()).await;
     let api: Api<ConfigMap> = Api::default_namespaced(server.client());
     // The three newest of a writer are not to be deleted yet; of older ones a deletion may be durable but untold.
@@ -97,6 +102,8 @@ async fn a_restart_keeps_objects_and_what_services_hold() {
     let api: Api<Service> = Api::default_namespaced(server.client());
     api.create(&PostParams::default(), &service("a", "10.96.0.50")).await.unwrap();
     let revision = server.revision("Service");
+    let mode = std::fs::metadata(dir.path().join("objects.redb")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "Secrets are among the objects");
     let busy = ApiServer::open(ApiConfig { dir: Some(dir.path().to_owned()), ..ApiConfig::default() }).await;
     assert!(matches!(busy, Err(ApiServerError::Store(_))), "two servers on one directory");
     server.close();

@@ -234,6 +234,18 @@ async fn the_service_kubernetes_leads_to_the_api() {
     assert_eq!(range.status.unwrap().conditions.unwrap()[0].status, "True");
 }
 
+#[tokio::test]
+async fn the_service_kubernetes_comes_back_when_it_is_deleted() {
+    let server = server().await;
+    let api: Api<Service> = Api::default_namespaced(server.client());
+    let before = api.get("kubernetes").await.unwrap();
+    api.delete("kubernetes", &DeleteParams::default()).await.unwrap();
+    until(async || api.get_opt("kubernetes").await.unwrap().is_some()).await;
+    let after = api.get("kubernetes").await.unwrap();
+    assert_ne!(after.metadata.uid, before.metadata.uid);
+    assert_eq!(after.spec.unwrap().cluster_ip, before.spec.unwrap().cluster_ip);
+}
+
 async fn https_client(url: &str, tls: &TlsIdentity, token: &Token) -> kube::Client {
     let config = Kubeconfig::from_yaml(&kubeconfig(url, tls, token)).expect("a kubeconfig is YAML");
     let config =
@@ -277,4 +289,97 @@ async fn a_service_that_breaks_rules_is_refused_with_causes() {
     assert_eq!((status.code, status.reason.as_str()), (422, "Invalid"));
     let fields: Vec<_> = status.details.unwrap().causes.into_iter().map(|cause| cause.field).collect();
     assert_eq!(fields[..3], ["spec.ports[0].name", "spec.ports[1].name", "spec.ports[1].port"]);
+}
+
+#[tokio::test]
+async fn events_are_the_same_in_both_versions() {
+    let server = server().await;
+    let new: Api<k8s_openapi::api::events::v1::Event> = Api::default_namespaced(server.client());
+    let event = object(json!({
+        "metadata": {"generateName": "web."}, "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Warning",
+        "reason": "R", "note": "what happened", "action": "A", "reportingController": "signpost",
+        "reportingInstance": "n1", "regarding": {"kind": "Service", "name": "web", "namespace": "default"},
+    }));
+    let created = new.create(&PostParams::default(), &event).await.unwrap();
+    let name = created.metadata.name.unwrap();
+    let old: Api<k8s_openapi::api::core::v1::Event> = Api::default_namespaced(server.client());
+    let chosen = ListParams::default().fields("involvedObject.kind=Service,involvedObject.name=web");
+    let found = old.list(&chosen).await.unwrap().items;
+    assert_eq!((found.len(), found[0].message.as_deref()), (1, Some("what happened")));
+    let series = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:01:00.000000Z"}});
+    let patched = new.patch(&name, &PatchParams::default(), &Patch::Merge(series)).await.unwrap();
+    assert_eq!((patched.series.unwrap().count, patched.note.as_deref()), (2, Some("what happened")));
+}
+
+#[tokio::test]
+async fn a_dry_run_changes_nothing() {
+    let server = server().await;
+    let api: Api<Service> = Api::default_namespaced(server.client());
+    let service: Service =
+        object(json!({"metadata": {"name": "w"}, "spec": {"clusterIP": "10.96.0.9", "ports": [{"port": 1}]}}));
+    let before = server.revision("Service");
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let shown = api.create(&dry, &service).await.unwrap();
+    assert_eq!(shown.spec.unwrap().cluster_ip.as_deref(), Some("10.96.0.9"));
+    assert!(api.get_opt("w").await.unwrap().is_none());
+    assert_eq!(server.revision("Service"), before);
+    api.create(&PostParams::default(), &service).await.unwrap();
+    api.delete("w", &DeleteParams::default().dry_run()).await.unwrap();
+    assert!(api.get_opt("w").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_status_is_changed_apart_from_the_rest() {
+    let server = server().await;
+    let api: Api<Pod> = Api::default_namespaced(server.client());
+    api.create(&PostParams::default(), &pod("p")).await.unwrap();
+    let both = Patch::Merge(json!({
+        "metadata": {"labels": {"a": "b"}}, "spec": {"hostname": "h"}, "status": {"phase": "Running"},
+    }));
+    let shown = api.patch_status("p", &PatchParams::default(), &both).await.unwrap();
+    assert_eq!(shown.status.unwrap().phase.as_deref(), Some("Running"));
+    assert_eq!(shown.spec.unwrap().hostname, None);
+    let status = Patch::Merge(json!({"status": {"phase": "Failed"}}));
+    let shown = api.patch("p", &PatchParams::default(), &status).await.unwrap();
+    assert_eq!(shown.status.unwrap().phase.as_deref(), Some("Running"));
+    let fixed = Patch::Merge(json!({"spec": {"hostname": "h"}}));
+    let error = api.patch("p", &PatchParams::default(), &fixed).await.unwrap_err();
+    assert!(error.to_string().contains("pod updates may not change fields other than"), "{error}");
+}
+
+#[tokio::test]
+async fn a_filtered_watcher_is_told_by_bookmarks_how_far_it_is() {
+    let server = server().await;
+    let api: Api<ConfigMap> = Api::default_namespaced(server.client());
+    let none = kube::api::WatchParams::default().labels("app=none").timeout(60);
+    let mut events = api.watch(&none, "0").await.unwrap().boxed();
+    let created = api.create(&PostParams::default(), &config_map("other")).await.unwrap();
+    let event = within(events.try_next()).await.unwrap();
+    let Some(kube::api::WatchEvent::Bookmark(bookmark)) = event else { panic!("{event:?}") };
+    assert_eq!(bookmark.metadata.resource_version.parse::<u64>().unwrap(), revision(&created));
+    let mut old = api.watch(&kube::api::WatchParams::default(), "999999").await.unwrap().boxed();
+    let event = within(old.try_next()).await.unwrap();
+    assert!(matches!(&event, Some(kube::api::WatchEvent::Error(status)) if status.code == 410), "{event:?}");
+}
+
+#[tokio::test]
+async fn workloads_get_defaults_and_their_selectors_must_match() {
+    let server = server().await;
+    let api: Api<k8s_openapi::api::apps::v1::Deployment> = Api::default_namespaced(server.client());
+    let mut body = json!({"metadata": {"name": "web"}, "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": {
+        "metadata": {"labels": {"app": "other"}}, "spec": {"containers": [{"name": "c", "image": "signpost/echo"}]}}}});
+    let error = api.create(&PostParams::default(), &object(body.clone())).await.unwrap_err();
+    assert!(error.to_string().contains("`selector` does not match template `labels`"), "{error}");
+    body["spec"]["template"]["metadata"]["labels"]["app"] = "web".into();
+    let created = api.create(&PostParams::default(), &object(body)).await.unwrap();
+    assert_eq!(created.metadata.generation, Some(1));
+    let spec = created.spec.unwrap();
+    assert_eq!((spec.replicas, spec.revision_history_limit), (Some(1), Some(10)));
+    let other = Patch::Merge(json!({"spec": {"selector": {"matchLabels": {"app": "x"}}}}));
+    let error = api.patch("web", &PatchParams::default(), &other).await.unwrap_err();
+    assert!(error.to_string().contains("does not match template"), "{error}");
+    let scaled =
+        api.patch_scale("web", &PatchParams::default(), &Patch::Merge(json!({"spec": {"replicas": 4}}))).await.unwrap();
+    assert_eq!((scaled.spec.unwrap().replicas, scaled.status.unwrap().selector.as_deref()), (Some(4), Some("app=web")));
+    assert_eq!(api.get("web").await.unwrap().metadata.generation, Some(2));
 }

@@ -13,6 +13,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHint
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use signpost_core::object::Family;
 
+use crate::nodes::NodeFacts;
 use crate::pods;
 
 /// Who an endpoint is: it stays the same one while its conditions change.
@@ -33,13 +34,6 @@ pub struct PortKey {
 
 /// Endpoints by ports; each set of ports gets slices of its own.
 pub type Groups = BTreeMap<Vec<PortKey>, BTreeMap<EndpointKey, Endpoint>>;
-
-/// What the controller needs to know of a node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodeFacts {
-    /// Its label `topology.kubernetes.io/zone`.
-    pub zone: Option<String>,
-}
 
 /// Whether this controller makes endpoints for a Service: it has a selector, and is no ExternalName.
 pub fn is_ours(service: &Service) -> bool {

@@ -11,7 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use signpost_core::object::Family;
 use signpost_core::slices::{Fate, MAX_ENDPOINTS, pack};
 
-use super::desired::{EndpointKey, NodeFacts, PortKey, families, groups};
+use super::desired::{EndpointKey, PortKey, families, groups};
+use crate::nodes::NodeFacts;
 use crate::selector::Labels;
 
 /// The label with the Service's name.

@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use serde_json::{Value, json};
 
-use super::desired::NodeFacts;
 use super::plan::{Actions, MANAGED_BY, MANAGER, SERVICE_NAME, TRIGGER_TIME, plan};
 use super::triggers::Triggers;
+use crate::nodes::NodeFacts;
 
 fn service(spec: Value) -> Service {
     let mut spec = spec;

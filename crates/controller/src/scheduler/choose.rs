@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint, Toleration};
 
+use crate::nodes;
 use crate::selector::Labels;
 
 /// How many pods a node has.
@@ -51,7 +52,7 @@ pub fn choose(pod: &Pod, nodes: &[Arc<Node>], load: &dyn Fn(&str) -> Load) -> Re
 /// Why a node does not take a pod.
 fn refusal(spec: &PodSpec, node: &Node) -> Option<String> {
     let node_spec = node.spec.clone().unwrap_or_default();
-    if node.metadata.deletion_timestamp.is_some() || !is_ready(node) {
+    if node.metadata.deletion_timestamp.is_some() || !nodes::is_ready(node) {
         return Some("node(s) were not ready".to_owned());
     }
     if node_spec.unschedulable == Some(true) {
@@ -64,11 +65,6 @@ fn refusal(spec: &PodSpec, node: &Node) -> Option<String> {
         return Some(format!("node(s) had untolerated taint {{{}: {value}}}", taint.key));
     }
     (!is_wanted(spec, node)).then(|| "node(s) didn't match Pod's node affinity/selector".to_owned())
-}
-
-fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn keeps_away(taint: &Taint) -> bool {

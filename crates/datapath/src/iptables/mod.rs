@@ -14,6 +14,7 @@
 //! Where it falls short of the plan: `recent` remembers the last 100 clients of an endpoint, so that with more of them
 //! affinity ends early.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -170,6 +171,10 @@ impl Datapath for Iptables {
 
     fn walk(&self, program: &Program, packet: &Packet) -> Verdict {
         walk::walk(program, packet)
+    }
+
+    fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {
+        have.udp_frontends()
     }
 
     fn observe(&mut self) -> Result<Observed, IptablesError> {

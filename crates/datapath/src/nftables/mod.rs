@@ -13,6 +13,7 @@
 //! only. All of it is in the nat hooks, which see the first packet of a flow alone: no change cuts an established flow.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
@@ -76,13 +77,23 @@ impl Nftables {
         }
     }
 
-    /// Removes the family's table. Established flows lose their rewriting with it.
+    /// Removes the family's table, if there is one. Established flows lose their rewriting with it.
     ///
     /// # Errors
-    /// The kernel or nft refused.
+    /// The kernel or nft refused, or the table is kube-proxy's.
     pub fn cleanup(&mut self) -> Result<(), NftablesError> {
+        let table = observe::Socket::open(self.nft.family)?.outline()?;
+        self.refuse_foreign(table.as_ref())?;
+        if table.is_none() {
+            return Ok(());
+        }
         let script = render::render_cleanup(self.nft.family);
         self.nft.run("remove the table", |out| out.write_all(script.as_bytes()))
+    }
+
+    fn refuse_foreign(&self, table: Option<&observed::Table>) -> Result<(), NftablesError> {
+        let is_foreign = table.is_some_and(observed::Table::is_foreign);
+        if is_foreign && !self.take_over { Err(NftablesError::Foreign { family: self.nft.family }) } else { Ok(()) }
     }
 }
 
@@ -112,14 +123,14 @@ impl Datapath for Nftables {
         walk::walk(program, packet)
     }
 
+    fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {
+        have.table.as_ref().map(observed::Table::udp_frontends).unwrap_or_default()
+    }
+
     fn observe(&mut self) -> Result<Observed, NftablesError> {
         let observed = observe::observe(self.nft.family)?;
-        match &observed.table {
-            Some(table) if table.is_foreign() && !self.take_over => {
-                Err(NftablesError::Foreign { family: self.nft.family })
-            }
-            _ => Ok(observed),
-        }
+        self.refuse_foreign(observed.table.as_ref())?;
+        Ok(observed)
     }
 
     fn apply(&mut self, change: &Change) -> Result<(), NftablesError> {

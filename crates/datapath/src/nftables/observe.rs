@@ -72,15 +72,21 @@ impl Socket {
         Ok(generation)
     }
 
-    fn table(&mut self) -> Result<Observed, NftablesError> {
-        let of_table = [(1, TABLE)];
-        match self.get(Get::Table, &of_table, |_| ()) {
-            Err(NftablesError::Netlink { source: Errno::ENOENT, .. }) => return Ok(Observed::default()),
+    /// The table with its chains, without rules and sets.
+    pub(super) fn outline(&mut self) -> Result<Option<Table>, NftablesError> {
+        match self.get(Get::Table, &[(1, TABLE)], |_| ()) {
+            Err(NftablesError::Netlink { source: Errno::ENOENT, .. }) => return Ok(None),
             answer => answer?,
         }
         let mut table = Table::default();
-        let mut sets = Vec::new();
         self.get(Get::Chains, &[], |chain| table.read_chain(chain))?;
+        Ok(Some(table))
+    }
+
+    fn table(&mut self) -> Result<Observed, NftablesError> {
+        let of_table = [(1, TABLE)];
+        let Some(mut table) = self.outline()? else { return Ok(Observed::default()) };
+        let mut sets = Vec::new();
         self.get(Get::Rules, &of_table, |rule| table.read_rule(rule))?;
         self.get(Get::Sets, &of_table, |set| sets.extend(table.read_set(set)))?;
         for set in sets {

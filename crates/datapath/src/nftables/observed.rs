@@ -76,6 +76,27 @@ impl Table {
         self.layout().is_none() && is_kube_proxys.iter().any(|name| self.chains.contains_key(*name))
     }
 
+    /// Where its maps lead UDP to backends, or refuse it.
+    pub fn udp_frontends(&self) -> Vec<SocketAddr> {
+        let keys = |set: Set| self.sets.get(&set).into_iter().flat_map(|elements| elements.known.keys());
+        let frontends = [Set::ServiceIps, Set::NoEndpointServices, Set::ServiceNodeports, Set::NoEndpointNodeports];
+        let frontends = frontends.into_iter().flat_map(keys);
+        let places = frontends.flat_map(|key| match *key {
+            Key::Frontend(FrontendKey::Address { address, protocol: Protocol::Udp, port }) => {
+                vec![SocketAddr::new(address, port.get())]
+            }
+            Key::Frontend(FrontendKey::NodePort { protocol: Protocol::Udp, port }) => {
+                let addresses = keys(Set::NodeportIps).filter_map(|key| match key {
+                    Key::Address(address) => Some(SocketAddr::new(*address, port.get())),
+                    _ => None,
+                });
+                addresses.collect()
+            }
+            _ => Vec::new(),
+        });
+        places.collect()
+    }
+
     /// Takes a chain in, if it is of this table.
     pub fn read_chain(&mut self, chain: Attributes<'_>) {
         const NAME: u16 = 3;

@@ -133,6 +133,8 @@ fn a_table_of_kube_proxy_is_left_alone_unless_told() {
         let error = nftables(Family::Ipv4).observe().unwrap_err();
         assert!(matches!(error, NftablesError::Foreign { .. }), "{error}");
         assert!(error.to_string().contains("nft delete table ip kube-proxy"), "{error}");
+        let error = nftables(Family::Ipv4).cleanup().unwrap_err();
+        assert!(matches!(error, NftablesError::Foreign { .. }), "{error}");
         let config = signpost_datapath::nftables::NftablesConfig { take_over: true, ..Default::default() };
         let mut nftables = signpost_datapath::nftables::Nftables::new(Family::Ipv4, config);
         let plan = plans::everything(Family::Ipv4);

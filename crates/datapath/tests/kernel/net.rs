@@ -197,15 +197,23 @@ pub enum Outcome {
     Timeout,
 }
 
-/// How long a try may take that ought to fail with silence; an answer or a refusal comes within a millisecond.
-const PATIENCE: Duration = Duration::from_millis(400);
+/// How long an answer or a refusal may take on a busy machine; it comes within a millisecond on an idle one.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long silence must last to count as such.
+pub const SILENCE: Duration = Duration::from_millis(400);
 
 /// Tries to reach an address from inside a namespace.
 pub fn reach(netns: &Netns, protocol: Protocol, to: SocketAddr) -> Outcome {
+    reach_within(netns, protocol, to, PATIENCE)
+}
+
+/// The same, with another patience.
+pub fn reach_within(netns: &Netns, protocol: Protocol, to: SocketAddr, patience: Duration) -> Outcome {
     netns.run(|| {
         let answer = match protocol {
-            Protocol::Tcp => TcpStream::connect_timeout(&to, PATIENCE).and_then(|stream| hello(&stream)),
-            _ => ask(to),
+            Protocol::Tcp => TcpStream::connect_timeout(&to, patience).and_then(|stream| hello(&stream)),
+            _ => ask(to, patience),
         };
         match answer {
             Ok(answer) => parse(&answer),
@@ -220,11 +228,11 @@ pub fn reach(netns: &Netns, protocol: Protocol, to: SocketAddr) -> Outcome {
     })
 }
 
-fn ask(to: SocketAddr) -> io::Result<String> {
+fn ask(to: SocketAddr, patience: Duration) -> io::Result<String> {
     let any: IpAddr = if to.is_ipv4() { [0, 0, 0, 0].into() } else { [0u16; 8].into() };
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(to)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(patience))?;
     socket.send(b"?")?;
     let mut bytes = [0; 256];
     let count = socket.recv(&mut bytes)?;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::NodePlan;
-use signpost_datapath::nftables;
+use signpost_datapath::{iptables, nftables, probe};
 
 use super::address::{PodName, Source};
 use super::format::{self, FamilyRun, Mode, ObjectRef};
@@ -42,6 +42,7 @@ pub struct Stage {
     objects: Objects,
     around: Surroundings,
     programs: BTreeMap<(String, Family), Programmed>,
+    mode: Mode,
     /// Nodes whose daemon was ended by a scenario.
     down: BTreeSet<String>,
     nodes: Vec<String>,
@@ -53,13 +54,23 @@ pub struct Programmed {
     /// The plan.
     pub plan: NodePlan,
     /// The rules made of it.
-    program: nftables::Program,
+    program: Program,
+}
+
+/// The rules of a mode.
+#[derive(Debug, Clone)]
+enum Program {
+    Nftables(nftables::Program),
+    Iptables(iptables::Program),
 }
 
 impl Programmed {
     /// The fate of a packet by the rules.
     pub fn walk(&self, packet: &Packet) -> Verdict {
-        nftables::walk::walk(&self.program, packet)
+        match &self.program {
+            Program::Nftables(program) => nftables::walk::walk(program, packet),
+            Program::Iptables(program) => iptables::walk::walk(program, packet),
+        }
     }
 }
 
@@ -70,7 +81,15 @@ const METRICS: ([u8; 4], u16) = ([127, 0, 0, 1], 10249);
 pub fn mode_problem(mode: Mode) -> Option<String> {
     match mode {
         Mode::Nftables => nftables_problem(),
-        Mode::Ebpf | Mode::Iptables | Mode::Ipvs => Some("this version lacks it".to_owned()),
+        Mode::Iptables => iptables_problem(),
+        Mode::Ebpf | Mode::Ipvs => Some("this version lacks it".to_owned()),
+    }
+}
+
+fn iptables_problem() -> Option<String> {
+    match Netns::new(false) {
+        Ok(netns) => netns.run(probe::iptables).err().map(|error| error.to_string()),
+        Err(error) => Some(format!("no network namespace can be made: {error}; run it as root")),
     }
 }
 
@@ -107,7 +126,7 @@ impl Stage {
         let around = surroundings(&spec);
         let lab = Lab::start(spec).await.map_err(told)?;
         let objects = Objects::new(lab.client());
-        Ok(Stage { lab, objects, around, programs: BTreeMap::new(), down: BTreeSet::new(), nodes })
+        Ok(Stage { lab, objects, around, programs: BTreeMap::new(), mode: key.mode, down: BTreeSet::new(), nodes })
     }
 
     /// Ends the lab.
@@ -179,11 +198,11 @@ impl Stage {
                 continue;
             }
             let netns = self.netns(&Source::Node(node.clone()))?;
+            let mode = self.mode;
             let asked = tokio::task::spawn_blocking(move || {
                 netns.run(|| {
                     let plans: ByFamily<NodePlan> = ask("/plan")?;
-                    let programs: ByFamily<nftables::Program> = ask("/program")?;
-                    Ok::<_, String>((plans, programs))
+                    Ok::<_, String>((plans, programs(mode)?))
                 })
             });
             let (plans, programs) = asked.await.map_err(told)?.map_err(|error| format!("daemon of {node}: {error}"))?;
@@ -279,6 +298,19 @@ fn surroundings(spec: &LabSpec) -> Surroundings {
 }
 
 type ByFamily<T> = BTreeMap<Family, T>;
+
+/// The programs of the node whose namespace the calling thread is in.
+fn programs(mode: Mode) -> Result<ByFamily<Program>, String> {
+    fn all<T: DeserializeOwned>(into: fn(T) -> Program) -> Result<ByFamily<Program>, String> {
+        let programs: ByFamily<T> = ask("/program")?;
+        Ok(programs.into_iter().map(|(family, program)| (family, into(program))).collect())
+    }
+    match mode {
+        Mode::Nftables => all(Program::Nftables),
+        Mode::Iptables => all(Program::Iptables),
+        Mode::Ebpf | Mode::Ipvs => Err(format!("the rules of mode {mode} cannot be walked through yet")),
+    }
+}
 
 /// GET from the daemon of the node whose namespace the calling thread is in.
 fn ask<T: DeserializeOwned>(path: &str) -> Result<T, String> {

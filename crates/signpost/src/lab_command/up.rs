@@ -24,7 +24,7 @@ pub struct UpCommand {
     /// How many nodes.
     #[arg(long, default_value_t = 2, value_name = "N")]
     nodes: usize,
-    /// The node daemons' mode: auto, nftables.
+    /// The node daemons' mode: auto, nftables, iptables.
     #[arg(long, default_value = "auto", value_name = "M")]
     mode: String,
     /// Address families: ipv4, ipv6 or dual.

@@ -187,11 +187,20 @@ fn bad_input_gets_one_line_that_says_what_to_do() {
     }
     let hostile = Command::new(SIGNPOST).args(["lab", "up", "--name", "../../etc"]).output().unwrap();
     assert!(!hostile.status.success() && text(&hostile).contains("is not usable"), "{}", text(&hostile));
-    let user = Command::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", SIGNPOST, "lab", "up", "--name", &name.0])
-        .output()
-        .unwrap();
-    assert!(!user.status.success());
+    // Where a user without rights can read the program.
+    let open =
+        tempfile::Builder::new().permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755)).tempdir().unwrap();
+    let copy = open.path().join("signpost");
+    std::fs::copy(SIGNPOST, &copy).unwrap();
+    for action in ["up", "status", "down"] {
+        let user = Command::new("setpriv")
+            .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+            .arg(&copy)
+            .args(["lab", action, "--name", &name.0])
+            .output()
+            .unwrap();
+        assert!(!user.status.success() && text(&user).contains("run it with sudo"), "{}", text(&user));
+    }
     let without_tools = Command::new(SIGNPOST).args(["lab", "up", "--name", &name.0]).env("PATH", "/nowhere").output();
     let without_tools = without_tools.unwrap();
     assert!(text(&without_tools).contains("apt-get install iproute2"), "{}", text(&without_tools));
@@ -216,5 +225,6 @@ fn a_full_or_foreign_directory_is_refused_and_left_alone() {
     );
     let full = Command::new("unshare").args(["-m", "sh", "-c", &script]).output().unwrap();
     assert!(text(&full).contains("status 1") && text(&full).contains("No space left"), "{}", text(&full));
+    assert_eq!(text(&full).matches("signpost:").count(), 1, "{}", text(&full));
     name.leaves_nothing();
 }
