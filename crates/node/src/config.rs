@@ -10,8 +10,6 @@
 
 mod file;
 mod path;
-#[cfg(test)]
-mod tests;
 mod values;
 
 use std::net::SocketAddr;
@@ -234,3 +232,6 @@ fn node_name(name: Option<String>) -> Result<Arc<str>, ConfigError> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     if name.len() > 253 || !name.chars().all(allowed) { Err(ConfigError::BadName { name }) } else { Ok(name.into()) }
 }
+
+#[cfg(test)]
+mod tests;

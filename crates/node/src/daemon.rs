@@ -31,8 +31,9 @@ use crate::config::{NodeOptions, PodRanges};
 use crate::instance::{Instance, InstanceError};
 use crate::metrics::Metrics;
 use crate::mode::{self, Mode, ModeError};
+use crate::progress::Progress;
 use crate::server::{self, Question, Shared};
-use crate::sync::{Progress, SyncLoop, SyncOptions};
+use crate::sync::{SyncLoop, SyncOptions};
 use crate::{addresses, process, sys};
 
 /// So many observations are taken in between two looks at the clock.

@@ -12,6 +12,7 @@ pub mod instance;
 pub mod metrics;
 pub mod mode;
 pub mod process;
+pub mod progress;
 pub mod server;
 pub mod sync;
 mod sys;

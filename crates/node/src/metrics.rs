@@ -12,7 +12,7 @@ use signpost_core::store::Kind;
 use signpost_datapath::conntrack::Totals;
 
 use crate::process::{self, Usage};
-use crate::sync::{Outcome, Revisions};
+use crate::progress::{Outcome, Revisions};
 use text::{Histogram, Text};
 
 /// Buckets of the duration of a sync in seconds, as kube-proxy has them: 1 ms doubled 14 times.

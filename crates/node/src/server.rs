@@ -26,7 +26,7 @@ use tracing::{info, warn};
 
 use crate::metrics::Metrics;
 use crate::mode::Mode;
-use crate::sync::{Health, Progress};
+use crate::progress::{Health, Progress};
 
 /// How long an address that is taken is left before the next try.
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);

@@ -11,9 +11,6 @@
 
 mod family;
 mod pace;
-mod progress;
-#[cfg(test)]
-mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -31,9 +28,9 @@ use tracing::{info, warn};
 
 use crate::config::PodRanges;
 use crate::metrics::Metrics;
-pub use family::{FamilySync, Outcome};
+use crate::progress::{Outcome, Progress, Revisions};
+pub use family::FamilySync;
 use pace::{Pace, Retry};
-pub use progress::{Health, Progress, Revisions};
 
 /// How often it is said again what is waited for.
 const SAY_AGAIN: Duration = Duration::from_secs(30);
@@ -346,3 +343,6 @@ impl<D: Datapath> SyncLoop<D> {
         self.progress.publish(self.seen);
     }
 }
+
+#[cfg(test)]
+mod tests;

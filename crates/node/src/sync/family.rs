@@ -11,23 +11,7 @@ use signpost_datapath::conntrack::{Totals, Wanted, Worker, places};
 use tracing::{debug, error, info, warn};
 
 use super::Retry;
-
-/// What one [`FamilySync::sync`] did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// The plan did not change, and the kernel was not looked at.
-    Nothing,
-    /// A change of the plan was applied.
-    Changed,
-    /// The kernel was compared, and held what it should.
-    Compared,
-    /// The kernel was compared, and mended.
-    Repaired,
-    /// The kernel or its tool refused.
-    Failed,
-    /// It refused before, and its time to be asked again has not come.
-    Postponed,
-}
+use crate::progress::Outcome;
 
 /// One family of the node.
 #[derive(Debug)]

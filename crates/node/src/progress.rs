@@ -33,7 +33,7 @@ impl Revisions {
         }
     }
 
-    pub(super) fn set(&mut self, kind: Kind, revision: u64) {
+    pub(crate) fn set(&mut self, kind: Kind, revision: u64) {
         *match kind {
             Kind::Service => &mut self.service,
             Kind::EndpointSlice => &mut self.endpoint_slice,
@@ -42,9 +42,26 @@ impl Revisions {
         } = revision;
     }
 
-    pub(super) fn raise(&mut self, kind: Kind, revision: u64) {
+    pub(crate) fn raise(&mut self, kind: Kind, revision: u64) {
         self.set(kind, self.of(kind).max(revision));
     }
+}
+
+/// What one step of one family did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The plan did not change, and the kernel was not looked at.
+    Nothing,
+    /// A change of the plan was applied.
+    Changed,
+    /// The kernel was compared, and held what it should.
+    Compared,
+    /// The kernel was compared, and mended.
+    Repaired,
+    /// The kernel or its tool refused.
+    Failed,
+    /// It refused before, and its time to be asked again has not come.
+    Postponed,
 }
 
 /// Shared between the loop and those who ask.
@@ -76,7 +93,7 @@ impl Progress {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn publish(&self, revisions: Revisions) {
+    pub(crate) fn publish(&self, revisions: Revisions) {
         self.programmed.send_if_modified(|current| {
             let changed = *current != Some(revisions);
             *current = Some(revisions);
@@ -128,28 +145,28 @@ impl Health {
         self.waiting_for.as_deref()
     }
 
-    pub(super) fn is_waiting_for_another(&self, what: &str) -> bool {
+    pub(crate) fn is_waiting_for_another(&self, what: &str) -> bool {
         self.waiting_for.as_deref() != Some(what)
     }
 
-    pub(super) fn waiting_for(&mut self, what: Option<String>) {
+    pub(crate) fn waiting_for(&mut self, what: Option<String>) {
         self.waiting_for = what;
     }
 
-    pub(super) fn pending(&mut self, since: Instant) {
+    pub(crate) fn pending(&mut self, since: Instant) {
         self.pending_since.get_or_insert(since);
     }
 
-    pub(super) fn updated(&mut self) {
+    pub(crate) fn updated(&mut self) {
         self.pending_since = None;
         self.last_updated = Some(SystemTime::now());
     }
 
-    pub(super) fn node_present(&mut self, present: bool) {
+    pub(crate) fn node_present(&mut self, present: bool) {
         self.node_missing = !present;
     }
 
-    pub(super) fn eligible(&mut self, eligible: bool) {
+    pub(crate) fn eligible(&mut self, eligible: bool) {
         self.node_leaving = !eligible;
     }
 }
