@@ -117,7 +117,8 @@ impl Run<'_> {
             StepKind::Start(node) => self.stage.start_daemon(node).await,
             StepKind::Upgrade(_) => Err(not_yet("upgrade", "replacing a node daemon by another version")),
             StepKind::Mode { .. } => Err(not_yet("mode", "changing a node daemon's mode")),
-            StepKind::Cut(_) | StepKind::Mend(_) => Err(not_yet("cut and mend", "cutting a node's link")),
+            StepKind::Cut(node) => self.stage.set_link(node, false).await,
+            StepKind::Mend(node) => self.stage.set_link(node, true).await,
             StepKind::Doctor(_) => Err(not_yet("doctor", "the doctor")),
             _ => unreachable!("Run::step has every other verb"),
         }

@@ -45,6 +45,8 @@ pub struct Stage {
     mode: Mode,
     /// Nodes whose daemon was ended by a scenario.
     down: BTreeSet<String>,
+    /// Nodes whose link was cut.
+    cut: BTreeSet<String>,
     nodes: Vec<String>,
 }
 
@@ -126,7 +128,16 @@ impl Stage {
         let around = surroundings(&spec);
         let lab = Lab::start(spec).await.map_err(told)?;
         let objects = Objects::new(lab.client());
-        Ok(Stage { lab, objects, around, programs: BTreeMap::new(), mode: key.mode, down: BTreeSet::new(), nodes })
+        Ok(Stage {
+            lab,
+            objects,
+            around,
+            programs: BTreeMap::new(),
+            mode: key.mode,
+            down: BTreeSet::new(),
+            cut: BTreeSet::new(),
+            nodes,
+        })
     }
 
     /// Ends the lab.
@@ -141,6 +152,9 @@ impl Stage {
     /// # Errors
     /// What could not be undone.
     pub async fn sweep(&mut self) -> Result<(), String> {
+        for node in std::mem::take(&mut self.cut) {
+            self.set_link(&node, true).await?;
+        }
         for node in std::mem::take(&mut self.down) {
             self.start_daemon(&node).await?;
         }
@@ -245,6 +259,20 @@ impl Stage {
     pub async fn start_daemon(&mut self, node: &str) -> Result<(), String> {
         self.lab.daemon(node).map_err(told)?.start().await.map_err(told)?;
         self.down.remove(node);
+        Ok(())
+    }
+
+    /// Cuts a node off from the others and from the router, or joins it again.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub async fn set_link(&mut self, node: &str, up: bool) -> Result<(), String> {
+        self.lab.set_link(node, up).await.map_err(told)?;
+        if up {
+            self.cut.remove(node);
+        } else {
+            self.cut.insert(node.to_owned());
+        }
         Ok(())
     }
 

@@ -97,10 +97,35 @@ pub struct Expect {
 pub struct Deviation(pub Box<Expect>);
 
 impl Expect {
-    /// What is expected in one mode and family: a deviation stands in place of the whole.
+    /// What is expected in one mode and family: the fields of a deviation take the place of those beside it, and a way
+    /// to fail takes the place of every answer, as an answer does of a failure.
     pub fn in_run(&self, mode: Mode, family: FamilyRun) -> Expect {
-        let deviation = self.mode.get(&mode).or_else(|| self.family.get(&family));
-        deviation.map_or(self, |deviation| &deviation.0).clone()
+        let plain = Expect { mode: BTreeMap::new(), family: BTreeMap::new(), ..self.clone() };
+        let deviations = [self.family.get(&family), self.mode.get(&mode)];
+        deviations.into_iter().flatten().fold(plain, |expect, deviation| expect.but(&deviation.0))
+    }
+
+    fn but(self, other: &Expect) -> Expect {
+        if other.fails.is_some() {
+            return Expect { within: other.within.or(self.within), ..other.clone() };
+        }
+        let answered = other.reach.is_some() || other.only.is_some() || other.share.is_some();
+        Expect {
+            reach: other.reach.clone().or(if other.only.is_some() { None } else { self.reach }),
+            only: other.only.clone().or(if other.reach.is_some() { None } else { self.only }),
+            share: other.share.clone().or(self.share),
+            sticky: other.sticky.or(self.sticky),
+            source: other.source.or(self.source),
+            fails: self.fails.filter(|_| !answered),
+            within: other.within.or(self.within),
+            answers: other.answers.clone().or(self.answers),
+            rcode: other.rcode.clone().or(self.rcode),
+            status: other.status.or(self.status),
+            header: if other.header.is_empty() { self.header } else { other.header.clone() },
+            body: other.body.clone().or(self.body),
+            mode: BTreeMap::new(),
+            family: BTreeMap::new(),
+        }
     }
 
     /// Whether anything is expected at all.

@@ -66,14 +66,32 @@ fn defaults_are_one_node_both_families_and_every_mode() {
     assert_eq!(scenario.modes, Mode::ALL);
 }
 
+fn expected(expect: &str) -> Expect {
+    let scenario = read_step(&format!("{{probe: {{from: a, to: 'b:80'}}, expect: {expect}}}")).unwrap();
+    let StepKind::Probe { expect, .. } = &scenario.steps[0].kind else { panic!("a probe") };
+    Expect::clone(expect)
+}
+
 #[test]
-fn a_deviation_stands_in_place_of_the_whole_expectation() {
-    let scenario = read(WHOLE).unwrap();
-    let StepKind::Probe { expect, .. } = &scenario.steps[3].kind else { panic!("a probe") };
-    assert_eq!(expect.in_run(Mode::Nftables, FamilyRun::Ipv4).fails, Some(Fails::Timeout));
-    assert_eq!(expect.in_run(Mode::Ipvs, FamilyRun::Ipv4).fails, Some(Fails::Any));
+fn a_deviation_holds_in_its_mode_and_family_alone() {
+    let expect = expected("{fails: any, mode: {nftables: timeout, ebpf: {reach: [web-1]}}, family: {dual: refused}}");
+    let fails = |mode, family| expect.in_run(mode, family).fails;
+    assert_eq!(fails(Mode::Nftables, FamilyRun::Ipv4), Some(Fails::Timeout));
+    assert_eq!(fails(Mode::Ipvs, FamilyRun::Ipv4), Some(Fails::Any));
+    assert_eq!(fails(Mode::Ipvs, FamilyRun::Dual), Some(Fails::Refused));
+    assert_eq!(fails(Mode::Nftables, FamilyRun::Dual), Some(Fails::Timeout));
     let ebpf = expect.in_run(Mode::Ebpf, FamilyRun::Ipv4);
     assert_eq!((ebpf.fails, ebpf.reach), (None, Some(vec!["web-1".to_owned()])));
+}
+
+#[test]
+fn a_deviation_changes_only_the_fields_that_it_has() {
+    let expect = expected("{reach: [a], source: client, within: 2s, mode: {ebpf: {source: node}, ipvs: refused}}");
+    let ebpf = expect.in_run(Mode::Ebpf, FamilyRun::Ipv4);
+    assert_eq!((ebpf.reach, ebpf.source), (Some(vec!["a".to_owned()]), Some(PeerExpect::Node)));
+    let ipvs = expect.in_run(Mode::Ipvs, FamilyRun::Ipv4);
+    assert_eq!((ipvs.reach, ipvs.source, ipvs.fails), (None, None, Some(Fails::Refused)));
+    assert_eq!(ipvs.within, Some(Duration::from_secs(2)));
 }
 
 #[test]
