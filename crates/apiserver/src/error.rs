@@ -24,6 +24,8 @@ pub enum Problem {
     Invalid(Value, String),
     /// A value that is none of those possible.
     NotSupported(Value, Vec<String>),
+    /// A name of something that is not there.
+    NotFound(Value),
     /// A value that another item has.
     Duplicate(Value),
     /// As `Duplicate`, of a whole item: its fields as the real server prints them, in its order.
@@ -75,6 +77,7 @@ impl Cause {
             Problem::Required(_) => "FieldValueRequired",
             Problem::Invalid(..) => "FieldValueInvalid",
             Problem::NotSupported(..) => "FieldValueNotSupported",
+            Problem::NotFound(_) => "FieldValueNotFound",
             Problem::Duplicate(_) | Problem::DuplicateItem(_) => "FieldValueDuplicate",
             Problem::Forbidden(_) => "FieldValueForbidden",
             Problem::TooLong(_) => "FieldValueTooLong",
@@ -95,6 +98,7 @@ impl Cause {
                 let quoted: Vec<String> = supported.iter().map(|value| format!("{value:?}")).collect();
                 format!("Unsupported value: {}: supported values: {}", shown(value), quoted.join(", "))
             }
+            Problem::NotFound(value) => format!("Not found: {}", shown(value)),
             Problem::Duplicate(value) => format!("Duplicate value: {}", shown(value)),
             Problem::DuplicateItem(item) => format!("Duplicate value: {item}"),
             Problem::Forbidden(detail) => with_detail("Forbidden".to_owned(), detail),

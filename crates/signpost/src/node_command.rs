@@ -139,3 +139,48 @@ fn start_log(verbosity: u8, json: bool) {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if json { log.json().init() } else { log.with_ansi(false).init() }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        node: NodeCommand,
+    }
+
+    fn options(line: &str) -> anyhow::Result<NodeOptions> {
+        Line::try_parse_from(line.split(' '))?.node.options()
+    }
+
+    #[test]
+    fn kube_proxys_usual_command_lines_are_taken() {
+        let options = options(
+            "node --hostname-override=n1 --kubeconfig=/k --proxy-mode=nftables --cluster-cidr=10.244.0.0/16 --masquerade-all=true \
+             --nodeport-addresses=172.18.0.0/16 --healthz-bind-address=[::]:10256 --metrics-bind-address= --v=2 \
+             --min-sync-period=1s --sync-period 1m",
+        )
+        .unwrap();
+        assert_eq!((&*options.node, options.masquerade_all), ("n1", true));
+        assert_eq!((options.healthz, options.metrics), (Some("[::]:10256".parse().unwrap()), None));
+        assert_eq!((options.min_sync_period, options.sync_period), (Duration::from_secs(1), Duration::from_secs(60)));
+        assert!(self::options("node --masquerade-all -v 4 --hostname-override n1").unwrap().masquerade_all);
+        assert!(!self::options("node --masquerade-all=false --hostname-override n1").unwrap().masquerade_all);
+    }
+
+    #[test]
+    fn a_wrong_flag_says_what_is_right() {
+        for (line, expected) in [
+            ("node --proxy-mode foo", "there are auto, nftables, ebpf, ipvs and iptables"),
+            ("node --cluster-cidr 10.244.0.0", "is not an address range such as 10.244.0.0/16"),
+            ("node --sync-period 5", "is not a duration such as 30s"),
+            ("node --config /nowhere/file", "--config /nowhere/file: No such file"),
+        ] {
+            let error = format!("{:#}", options(line).unwrap_err());
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+}

@@ -5,10 +5,13 @@
 //! update: prepare_update ─▶ defaults ─▶ validate (new, and against old) ─▶ allocate ─▶ put
 //! ```
 
+mod containers;
 pub mod metadata;
 mod others;
 mod pods;
 mod service;
+mod tolerations;
+mod volumes;
 mod workloads;
 
 use serde_json::Value;
@@ -113,3 +116,6 @@ fn refuse(kind: &'static KindInfo, object: &Value, causes: Vec<Cause>) -> Result
     }
     Err(ApiError::Invalid { kind, name: object::name(object).to_owned(), causes })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,14 @@
 //! Defaults and rules of the smaller kinds.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
+use super::service::special_problem;
 use crate::error::{Cause, Problem};
 use crate::names;
 use crate::object::{self, set_default};
@@ -86,6 +89,7 @@ pub fn validate(kind: &str, value: &Value) -> Vec<Cause> {
         "Secret" => data(value, &["data"], true),
         "EndpointSlice" => slice(value),
         "Endpoints" => endpoints(value),
+        "ServiceCIDR" => service_cidr(value),
         _ => Vec::new(),
     }
 }
@@ -136,7 +140,10 @@ fn slice(value: &Value) -> Vec<Cause> {
         for (place, address) in addresses.iter().enumerate() {
             let text = address.as_str().unwrap_or("");
             let problem = match (family, text.parse::<IpAddr>()) {
-                ("IPv4", Ok(IpAddr::V4(_))) | ("IPv6", Ok(IpAddr::V6(_))) | ("", _) => None,
+                ("IPv4", Ok(address @ IpAddr::V4(_))) | ("IPv6", Ok(address @ IpAddr::V6(_))) => {
+                    special_problem(address).map(str::to_owned)
+                }
+                ("", _) => None,
                 ("IPv4", _) => Some("must be a valid IPv4 address".to_owned()),
                 ("IPv6", _) => Some("must be a valid IPv6 address".to_owned()),
                 _ => names::subdomain_problem(text),
@@ -144,18 +151,26 @@ fn slice(value: &Value) -> Vec<Cause> {
             causes.extend(problem.map(|problem| Cause::invalid(format!("{path}[{place}]"), text, problem)));
         }
     }
+    slice_ports(value, &mut causes);
+    causes
+}
+
+fn slice_ports(value: &Value, causes: &mut Vec<Cause>) {
+    let mut seen = BTreeSet::new();
     for (index, port) in object::items(value, &["ports"]).iter().enumerate() {
+        let name = object::text(port, &["name"]).unwrap_or("");
+        if let Some(problem) = (!name.is_empty()).then(|| names::label_problem(name)).flatten() {
+            causes.push(Cause::invalid(format!("ports[{index}].name"), name, problem));
+        }
+        if !seen.insert(name) {
+            causes.push(Cause::new(format!("ports[{index}].name"), Problem::Duplicate(name.into())));
+        }
         let protocol = object::text(port, &["protocol"]).unwrap_or("");
         if !matches!(protocol, "TCP" | "UDP" | "SCTP") {
             let protocols = ["SCTP", "TCP", "UDP"];
             causes.push(Cause::not_supported(format!("ports[{index}].protocol"), protocol, &protocols));
         }
-        let name = object::text(port, &["name"]).unwrap_or("");
-        if let Some(problem) = (!name.is_empty()).then(|| names::label_problem(name)).flatten() {
-            causes.push(Cause::invalid(format!("ports[{index}].name"), name, problem));
-        }
     }
-    causes
 }
 
 fn endpoints(value: &Value) -> Vec<Cause> {
@@ -164,12 +179,36 @@ fn endpoints(value: &Value) -> Vec<Cause> {
         for key in ["addresses", "notReadyAddresses"] {
             for (place, address) in object::items(subset, &[key]).iter().enumerate() {
                 let text = object::text(address, &["ip"]).unwrap_or("");
-                if text.parse::<IpAddr>().is_err() {
-                    let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-                    causes.push(Cause::invalid(format!("subsets[{index}].{key}[{place}].ip"), text, detail));
-                }
+                let problem = match text.parse::<IpAddr>() {
+                    Ok(address) => special_problem(address),
+                    Err(_) => Some("must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"),
+                };
+                let path = format!("subsets[{index}].{key}[{place}].ip");
+                causes.extend(problem.map(|problem| Cause::invalid(path, text, problem)));
             }
         }
+    }
+    causes
+}
+
+fn service_cidr(value: &Value) -> Vec<Cause> {
+    let cidrs = object::items(value, &["spec", "cidrs"]);
+    if cidrs.is_empty() {
+        return vec![Cause::required("spec.cidrs", "at least one CIDR required")];
+    }
+    if cidrs.len() > 2 {
+        let detail = "may only hold up to 2 values";
+        return vec![Cause::invalid("spec", object::at(value, &["spec"]).cloned().unwrap_or(Value::Null), detail)];
+    }
+    let mut causes = Vec::new();
+    for (index, cidr) in cidrs.iter().enumerate() {
+        let text = cidr.as_str().unwrap_or("");
+        let problem = match text.parse::<IpNet>() {
+            Err(_) => Some("must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"),
+            Ok(net) if net.trunc() != net => Some("must not have bits set beyond the prefix length"),
+            Ok(_) => None,
+        };
+        causes.extend(problem.map(|problem| Cause::invalid(format!("spec.cidrs[{index}]"), text, problem)));
     }
     causes
 }

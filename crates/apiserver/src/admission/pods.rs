@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+use super::{containers, tolerations, volumes};
 use crate::error::{Cause, Problem};
 use crate::names;
 use crate::object::{self, set_default};
@@ -18,6 +19,11 @@ const PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
 pub fn defaults(pod: &mut Value) {
     let spec = object::child(pod, "spec");
     spec_defaults(spec);
+    for key in ["containers", "initContainers"] {
+        for container in spec.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten() {
+            containers::request_limits(object::fields(container));
+        }
+    }
     set_default(spec, "serviceAccountName", "default");
     let account = spec.get("serviceAccountName").cloned().unwrap_or(Value::Null);
     set_default(spec, "serviceAccount", account);
@@ -46,6 +52,7 @@ pub fn spec_defaults(spec: &mut Map<String, Value>) {
     set_default(spec, "terminationGracePeriodSeconds", 30);
     set_default(spec, "schedulerName", "default-scheduler");
     set_default(spec, "securityContext", json!({}));
+    volumes::defaults(spec);
     let host_network = spec.get("hostNetwork") == Some(&Value::Bool(true));
     for key in ["containers", "initContainers"] {
         for container in spec.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten() {
@@ -121,12 +128,15 @@ pub fn validate_spec(owner: &Value, path: &str) -> Vec<Cause> {
     let mut causes = Vec::new();
     let empty = json!({});
     let spec = object::at(owner, &keys).unwrap_or(&empty);
-    let containers = object::items(spec, &["containers"]);
-    if containers.is_empty() {
+    causes.extend(volumes::validate(spec, path));
+    let volumes =
+        object::items(spec, &["volumes"]).iter().filter_map(|volume| object::text(volume, &["name"])).collect();
+    let list = object::items(spec, &["containers"]);
+    if list.is_empty() {
         causes.push(Cause::required(format!("{path}.containers"), ""));
     }
     let mut seen = BTreeSet::new();
-    for (key, list) in [("initContainers", object::items(spec, &["initContainers"])), ("containers", containers)] {
+    for (key, list) in [("initContainers", object::items(spec, &["initContainers"])), ("containers", list)] {
         for (index, container) in list.iter().enumerate() {
             let path = format!("{path}.{key}[{index}]");
             let name = object::text(container, &["name"]).unwrap_or("");
@@ -141,6 +151,7 @@ pub fn validate_spec(owner: &Value, path: &str) -> Vec<Cause> {
                 causes.push(Cause::required(format!("{path}.image"), ""));
             }
             container_ports(container, &path, &mut causes);
+            causes.extend(containers::validate(container, &path, &volumes));
         }
     }
     one_of(spec, path, "restartPolicy", &["Always", "OnFailure", "Never"], &mut causes);
@@ -162,6 +173,7 @@ pub fn validate_spec(owner: &Value, path: &str) -> Vec<Cause> {
         causes.push(Cause::invalid(format!("{path}.nodeName"), node, problem));
     }
     causes.extend(names::labels(&format!("{path}.nodeSelector"), object::at(spec, &["nodeSelector"])));
+    causes.extend(tolerations::validate(spec, path));
     causes
 }
 

@@ -7,6 +7,10 @@ use crate::error::Cause;
 use crate::names;
 use crate::object::{self, set_default};
 
+const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
+const PERCENT: &str = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', \
+    regex used for validation is '[0-9]+%')";
+
 /// Fills in what a workload does not say.
 pub fn defaults(kind: &str, workload: &mut Value) {
     let spec = object::child(workload, "spec");
@@ -56,14 +60,14 @@ pub fn validate(kind: &str, workload: &Value) -> Vec<Cause> {
     let mut causes = Vec::new();
     let replicas = object::number(workload, &["spec", "replicas"]).unwrap_or(0);
     if replicas < 0 {
-        causes.push(Cause::invalid("spec.replicas", replicas, "must be greater than or equal to 0"));
+        causes.push(Cause::invalid("spec.replicas", replicas, NOT_NEGATIVE));
     }
     let labels = object::at(workload, &["spec", "template", "metadata", "labels"]);
     causes.extend(names::labels("spec.template.metadata.labels", labels));
     match object::at(workload, &["spec", "selector"]) {
         None => causes.push(Cause::required("spec.selector", "")),
         Some(selector) => {
-            causes.extend(selector_problems(selector));
+            causes.extend(selector_problems(kind, selector));
             if causes.is_empty() && !selects(selector, labels) {
                 let labels = labels.cloned().unwrap_or_else(|| json!({}));
                 let detail = "`selector` does not match template `labels`";
@@ -76,23 +80,115 @@ pub fn validate(kind: &str, workload: &Value) -> Vec<Cause> {
     if policy != "Always" && causes.is_empty() {
         causes.push(Cause::not_supported("spec.template.spec.restartPolicy", policy, &["Always"]));
     }
-    let (key, types) = match kind {
-        "Deployment" => ("strategy", ["Recreate", "RollingUpdate"]),
-        _ => ("updateStrategy", ["RollingUpdate", "OnDelete"]),
-    };
-    let strategy = object::text(workload, &["spec", key, "type"]).unwrap_or("RollingUpdate");
-    if !types.contains(&strategy) {
-        causes.push(Cause::not_supported(format!("spec.{key}.type"), strategy, &types));
+    match kind {
+        "Deployment" => deployment(workload, &mut causes),
+        "StatefulSet" => stateful_set(workload, &mut causes),
+        _ => {}
+    }
+    for key in ["minReadySeconds", "revisionHistoryLimit"] {
+        let number = object::number(workload, &["spec", key]).unwrap_or(0);
+        if number < 0 {
+            causes.push(Cause::invalid(format!("spec.{key}"), number, NOT_NEGATIVE));
+        }
     }
     causes
 }
 
-fn selector_problems(selector: &Value) -> Vec<Cause> {
+fn deployment(workload: &Value, causes: &mut Vec<Cause>) {
+    let rolling = object::at(workload, &["spec", "strategy", "rollingUpdate"]);
+    match object::text(workload, &["spec", "strategy", "type"]).unwrap_or("") {
+        "Recreate" if rolling.is_some() => {
+            let detail = "may not be specified when strategy `type` is 'Recreate'";
+            causes.push(Cause::forbidden("spec.strategy.rollingUpdate", detail));
+        }
+        "Recreate" => {}
+        "RollingUpdate" => rolling_update(rolling.unwrap_or(&Value::Null), causes),
+        _ => {
+            let strategy = object::at(workload, &["spec", "strategy"]).cloned().unwrap_or(Value::Null);
+            causes.push(Cause::not_supported("spec.strategy", strategy, &["Recreate", "RollingUpdate"]));
+        }
+    }
+    let ready = object::number(workload, &["spec", "minReadySeconds"]).unwrap_or(0);
+    let deadline = object::number(workload, &["spec", "progressDeadlineSeconds"]).unwrap_or(i64::MAX);
+    if deadline < 0 {
+        causes.push(Cause::invalid("spec.progressDeadlineSeconds", deadline, NOT_NEGATIVE));
+    }
+    if deadline <= ready {
+        let detail = "must be greater than minReadySeconds";
+        causes.push(Cause::invalid("spec.progressDeadlineSeconds", deadline, detail));
+    }
+}
+
+fn rolling_update(rolling: &Value, causes: &mut Vec<Cause>) {
+    let path = |key: &str| format!("spec.strategy.rollingUpdate.{key}");
+    let share = |key: &str| rolling.get(key).cloned().unwrap_or(json!(0));
+    for key in ["maxUnavailable", "maxSurge"] {
+        let share = share(key);
+        match &share {
+            Value::String(text) if !is_percent(text) => causes.push(Cause::invalid(path(key), share, PERCENT)),
+            Value::Number(number) if number.as_i64().is_some_and(|number| number < 0) => {
+                causes.push(Cause::invalid(path(key), share, NOT_NEGATIVE));
+            }
+            _ => {}
+        }
+    }
+    let none = |share: &Value| match share {
+        Value::String(text) => is_percent(text) && text.trim_end_matches('%').bytes().all(|digit| digit == b'0'),
+        share => share == &json!(0),
+    };
+    let (unavailable, surge) = (share("maxUnavailable"), share("maxSurge"));
+    if none(&unavailable) && none(&surge) {
+        causes.push(Cause::invalid(path("maxUnavailable"), unavailable, "may not be 0 when `maxSurge` is 0"));
+    } else if percent(&unavailable).is_some_and(|percent| percent > 100) {
+        causes.push(Cause::invalid(path("maxUnavailable"), unavailable, "must not be greater than 100%"));
+    }
+}
+
+fn is_percent(text: &str) -> bool {
+    text.strip_suffix('%').is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit()))
+}
+
+fn percent(share: &Value) -> Option<u64> {
+    let text = share.as_str().filter(|text| is_percent(text))?;
+    Some(text.trim_end_matches('%').parse().unwrap_or(u64::MAX))
+}
+
+fn stateful_set(workload: &Value, causes: &mut Vec<Cause>) {
+    let policy = object::text(workload, &["spec", "podManagementPolicy"]).unwrap_or("");
+    if !matches!(policy, "OrderedReady" | "Parallel") {
+        let detail = "must be 'OrderedReady' or 'Parallel'";
+        causes.push(Cause::invalid("spec.podManagementPolicy", policy, detail));
+    }
+    let strategy = object::at(workload, &["spec", "updateStrategy"]).unwrap_or(&Value::Null);
+    match object::text(strategy, &["type"]).unwrap_or("") {
+        "OnDelete" if strategy.get("rollingUpdate").is_some() => {
+            let (path, detail) =
+                ("spec.updateStrategy.rollingUpdate", "only allowed for updateStrategy 'RollingUpdate'");
+            causes.push(Cause::invalid(path, strategy["rollingUpdate"].clone(), detail));
+        }
+        "OnDelete" | "RollingUpdate" => {}
+        _ => {
+            let detail = "must be 'RollingUpdate' or 'OnDelete'";
+            causes.push(Cause::invalid("spec.updateStrategy", strategy.clone(), detail));
+        }
+    }
+    let partition = object::number(strategy, &["rollingUpdate", "partition"]).unwrap_or(0);
+    if partition < 0 {
+        causes.push(Cause::invalid("spec.updateStrategy.rollingUpdate.partition", partition, NOT_NEGATIVE));
+    }
+}
+
+fn selector_problems(kind: &str, selector: &Value) -> Vec<Cause> {
     let labels = object::at(selector, &["matchLabels"]);
     let expressions = object::items(selector, &["matchExpressions"]);
     let no_labels = labels.and_then(Value::as_object).is_none_or(serde_json::Map::is_empty);
     if no_labels && expressions.is_empty() {
-        return vec![Cause::invalid("spec.selector", selector.clone(), "empty selector is invalid for deployment")];
+        // The real server says "deployment" of ReplicaSets too.
+        let detail = match kind {
+            "StatefulSet" => "empty selector is invalid for statefulset",
+            _ => "empty selector is invalid for deployment",
+        };
+        return vec![Cause::invalid("spec.selector", selector.clone(), detail)];
     }
     let mut causes = names::labels("spec.selector.matchLabels", labels);
     for (index, expression) in expressions.iter().enumerate() {

@@ -30,6 +30,7 @@ pub use openapi::{Document, OPENAPI_V2, openapi_v3, openapi_v3_index};
 pub use patch::{PatchError, strategic_merge};
 pub use protobuf::{ProtobufError, decode_protobuf};
 pub use prune::{UnknownField, prune};
+pub use quantity::quantity_steps;
 pub use strict::{DuplicateField, duplicate_fields};
 
 use std::fmt;

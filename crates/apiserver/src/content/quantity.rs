@@ -83,7 +83,15 @@ pub(super) fn canonical(text: &str) -> Option<String> {
     if number == 0 { Some("0".into()) } else { Some(format!("{sign}{number}{suffix}")) }
 }
 
-/// The amount in steps of 10^-9, rounded up; `None`: too large to tell.
+/// The amount of a quantity in steps of 10^-9, rounded away from zero; `None`: no quantity, or one too large to tell.
+#[must_use]
+pub fn quantity_steps(text: &str) -> Option<i128> {
+    let parts = parts(text)?;
+    let steps = steps(&parts)?;
+    Some(if parts.negative { -steps } else { steps })
+}
+
+/// The amount without its sign in steps of 10^-9, rounded up; `None`: too large to tell.
 fn steps(parts: &Parts) -> Option<i128> {
     let (whole, fraction) = parts.number.split_once('.').unwrap_or((parts.number, ""));
     let fraction = fraction.trim_end_matches('0');
@@ -126,6 +134,14 @@ mod tests {
         for bad in ["", "m", ".", "1.2.3", "1x", "1K", "e3", "1 Gi", "1e", "++1", "1e++1"] {
             assert!(!is_quantity(bad), "{bad}");
         }
+    }
+
+    #[test]
+    fn amounts_compare_across_suffixes() {
+        assert_eq!(quantity_steps("0.5"), quantity_steps("500m"));
+        assert_eq!(quantity_steps("1Ki"), quantity_steps("1024"));
+        assert!(quantity_steps("-1") < quantity_steps("1n") && quantity_steps("1n") < quantity_steps("1k"));
+        assert_eq!(quantity_steps("much"), None);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Tables of objects and what becomes of them.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use signpost_core::object::{Family, Protocol, TrafficPolicy};
 
@@ -253,4 +255,101 @@ fn addresses_that_would_take_the_nodes_own_traffic_are_refused() {
     let told = problems(&converted);
     assert_eq!(told.len(), 6);
     assert_eq!(told[0], "spec.externalIPs[0]: \"127.0.0.1\" is a loopback address, which cannot be served; ignored");
+}
+
+/// Values that a hostile or broken client may put anywhere.
+fn odd() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(Value::Null),
+        any::<i64>().prop_map(Value::from),
+        any::<i32>().prop_map(Value::from),
+        (-2..70_000).prop_map(Value::from),
+        any::<bool>().prop_map(Value::from),
+        any::<String>().prop_map(Value::from),
+        "[0-9a-f.:/%]{0,24}".prop_map(Value::from),
+        Just(json!([])),
+        Just(json!({})),
+        Just(json!(["", "None", "10.0.0.1"])),
+        prop::sample::select(vec![
+            "None",
+            "Local",
+            "ClientIP",
+            "IPv6",
+            "FQDN",
+            "::ffff:1.2.3.4",
+            "fe80::1",
+            "ExternalName"
+        ])
+        .prop_map(Value::from),
+    ]
+}
+
+/// Every place in a value, as a path.
+fn places(value: &Value, path: String, into: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(key, inner)| places(inner, format!("{path}/{key}"), into)),
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(at, inner)| places(inner, format!("{path}/{at}"), into))
+        }
+        _ => {}
+    }
+    into.push(path);
+}
+
+/// The object with some places changed to odd values.
+fn changed(mut object: Value, changes: &[(usize, Value)]) -> Value {
+    for (at, odd) in changes {
+        let mut all = Vec::new();
+        places(&object, String::new(), &mut all);
+        let path = all[at % all.len()].clone();
+        if let Some(place) = object.pointer_mut(&path) {
+            *place = odd.clone();
+        }
+    }
+    object
+}
+
+proptest! {
+    #[test]
+    fn whatever_stands_in_a_service_what_is_served_is_sound(changes in prop::collection::vec((any::<usize>(), odd()), 1..5)) {
+        let whole = json!({
+            "metadata": {"namespace": "default", "name": "web", "labels": {"a": "b"}},
+            "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00:10:96::a"],
+                "externalIPs": ["192.0.2.50"], "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000,
+                "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}},
+                "loadBalancerSourceRanges": ["10.0.0.0/8"],
+                "ports": [{"name": "http", "port": 80, "nodePort": 30080}, {"name": "dns", "port": 53, "protocol": "UDP"}]},
+            "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.60", "ipMode": "VIP"}]}},
+        });
+        let object = changed(whole, &changes);
+        let Ok(parsed) = serde_json::from_value(object.clone()) else { return Ok(()) };
+        let Some(served) = service(&parsed).object else { return Ok(()) };
+        let families: Vec<Family> = served.cluster_ips.iter().map(|address| Family::of(*address)).collect();
+        prop_assert!(matches!(families.as_slice(), [_] | [Family::Ipv4, Family::Ipv6] | [Family::Ipv6, Family::Ipv4]));
+        let numbers: BTreeSet<_> = served.ports.iter().map(|port| (port.protocol.to_string(), port.port)).collect();
+        prop_assert_eq!(numbers.len(), served.ports.len());
+        let all = served.cluster_ips.iter().chain(&served.external_ips).chain(served.ingress.iter().map(|i| &i.address));
+        for address in all {
+            prop_assert!(!address.is_loopback() && !address.is_multicast() && !address.is_unspecified());
+        }
+        let ranges = object.pointer("/spec/loadBalancerSourceRanges").and_then(Value::as_array);
+        if ranges.is_some_and(|ranges| !ranges.is_empty()) && !served.ingress.is_empty() {
+            prop_assert!(!served.source_ranges.is_empty(), "ranges were given, and everyone is let in");
+        }
+    }
+
+    #[test]
+    fn whatever_stands_in_a_slice_what_is_served_is_sound(changes in prop::collection::vec((any::<usize>(), odd()), 1..5)) {
+        let whole = json!({
+            "metadata": {"namespace": "default", "name": "web-1", "labels": {SERVICE_NAME: "web"}},
+            "addressType": "IPv4", "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [{"addresses": ["10.244.1.7"], "nodeName": "n1", "conditions": {"ready": true, "serving": true},
+                "hints": {"forZones": [{"name": "a"}], "forNodes": [{"name": "n1"}]}}, {"addresses": ["10.244.1.8"]}],
+        });
+        let Ok(parsed) = serde_json::from_value(changed(whole, &changes)) else { return Ok(()) };
+        let Some(served) = slice(&parsed).object else { return Ok(()) };
+        for endpoint in &served.endpoints {
+            prop_assert_eq!(Family::of(endpoint.address), served.family);
+        }
+    }
 }

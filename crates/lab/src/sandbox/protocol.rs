@@ -1,6 +1,5 @@
 //! Pure. What the supervisor and a pod's first process say to each other, one JSON value per message of a SEQPACKET
-//! socket. A `Start` carries three file descriptors: the program's input, output and error output; with a terminal it
-//! carries none, and `Started` carries the terminal's other side.
+//! socket. A `Start` carries three file descriptors: the program's input, output and error output.
 
 use std::path::PathBuf;
 
@@ -39,8 +38,8 @@ pub struct Start {
     pub env: Vec<(String, String)>,
     /// Working directory.
     pub directory: Option<String>,
-    /// A terminal of this size (columns, rows) is made in the pod for it to control; no file descriptors come along.
-    pub terminal: Option<(u16, u16)>,
+    /// Whether its input is a terminal that it shall control.
+    pub terminal: bool,
     /// User, if not root.
     pub user: Option<u32>,
     /// Group, if not root's.

@@ -19,6 +19,7 @@ use crate::object::{self, set_default};
 
 pub use self::allocate::allocate;
 pub use self::transition::{carry_over, normalize};
+pub(super) use self::validate::special_problem;
 pub use self::validate::{validate, validate_update};
 
 /// How a Service is reached.

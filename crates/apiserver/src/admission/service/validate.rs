@@ -214,7 +214,7 @@ fn address_problem(address: &str) -> Option<&'static str> {
 }
 
 /// Addresses that mean something else to every host.
-fn special_problem(address: IpAddr) -> Option<&'static str> {
+pub(in crate::admission) fn special_problem(address: IpAddr) -> Option<&'static str> {
     let link_local = match address {
         IpAddr::V4(address) => address.is_link_local(),
         IpAddr::V6(address) => address.is_unicast_link_local(),
