@@ -3,6 +3,7 @@
 use super::{DELETE_FROM, DIRECTIVE, ELEMENT_ORDER, Object, PatchError, Place, added, merge_map};
 use crate::content::schema::{Shape, Tags, schemas};
 use serde_json::Value;
+use std::collections::{HashMap, HashSet};
 
 /// What tells the elements of a list apart, and what they are.
 #[derive(Clone, Copy)]
@@ -24,11 +25,6 @@ impl<'a> Elements<'a> {
         element.get(key).ok_or_else(missing)
     }
 
-    fn position(&self, list: &[Value], element: &Value) -> Result<Option<usize>, PatchError> {
-        let identity = self.identity(element)?;
-        Ok(list.iter().position(|other| self.identity(other) == Ok(identity)))
-    }
-
     /// Refuses what cannot be told apart.
     fn check<'v>(&self, lists: impl Iterator<Item = &'v Value> + Clone) -> Result<(), PatchError> {
         if lists.clone().any(Value::is_array) {
@@ -47,27 +43,54 @@ impl<'a> Elements<'a> {
     }
 }
 
+/// Where each identity stands in a list, first: a search of the list for each element of another takes too long.
+struct Index(HashMap<String, usize>);
+
+impl Index {
+    fn of(list: &[Value], elements: Elements) -> Self {
+        let mut index = Self(HashMap::with_capacity(list.len()));
+        for (at, element) in list.iter().enumerate() {
+            index.add(element, at, elements);
+        }
+        index
+    }
+
+    /// Elements without identity cannot be found.
+    fn add(&mut self, element: &Value, at: usize, elements: Elements) {
+        if let Ok(identity) = elements.identity(element) {
+            self.0.entry(identity.to_string()).or_insert(at);
+        }
+    }
+
+    fn position(&self, element: &Value, elements: Elements) -> Result<Option<usize>, PatchError> {
+        Ok(self.0.get(&elements.identity(element)?.to_string()).copied())
+    }
+}
+
 /// The list that a patch's list makes of the original's.
 pub(super) fn merge(original: Vec<Value>, patch: Vec<Value>, elements: Elements) -> Result<Vec<Value>, PatchError> {
     elements.check(original.iter().chain(&patch))?;
     if elements.key.is_none() {
-        let mut merged: Vec<Value> = Vec::with_capacity(original.len() + patch.len());
-        for value in original.iter().chain(&patch) {
-            if !merged.contains(value) {
-                merged.push(value.clone());
-            }
-        }
+        let mut seen = HashSet::new();
+        let all = original.iter().chain(&patch);
+        let merged = all.filter(|value| seen.insert(value.to_string())).cloned().collect();
         return ordered(merged, &patch, &original, elements);
     }
     let (original, patch) = obey_directives(original, patch, elements)?;
     let mut merged = original.clone();
+    let mut index = Index::of(&merged, elements);
     for change in &patch {
-        match (elements.position(&merged, change)?, change) {
+        match (index.position(change, elements)?, change) {
             (Some(at), Value::Object(change)) => {
                 let old = merged[at].as_object().cloned().unwrap_or_default();
                 merged[at] = Value::Object(merge_map(old, change.clone(), elements.place)?);
             }
-            (_, change) => merged.extend(added(change.clone())),
+            (_, change) => {
+                if let Some(new) = added(change.clone()) {
+                    index.add(&new, merged.len(), elements);
+                    merged.push(new);
+                }
+            }
         }
     }
     ordered(merged, &patch, &original, elements)
@@ -80,13 +103,13 @@ fn obey_directives(
     elements: Elements,
 ) -> Result<(Vec<Value>, Vec<Value>), PatchError> {
     let mut rest = Vec::with_capacity(patch.len());
+    let mut deleted = HashSet::new();
     let mut replace = false;
     for element in patch {
         match element.get(DIRECTIVE).map(Value::as_str) {
             None => rest.push(element),
             Some(Some("delete")) => {
-                let identity = elements.identity(&element)?;
-                original.retain(|other| elements.identity(other) != Ok(identity));
+                deleted.insert(elements.identity(&element)?.to_string());
             }
             Some(Some("replace")) => replace = true,
             Some(Some("merge")) => return Err(PatchError::MergeInList),
@@ -97,6 +120,10 @@ fn obey_directives(
     }
     if replace {
         return Ok((rest.into_iter().filter_map(added).collect(), vec![]));
+    }
+    if !deleted.is_empty() {
+        let gone = |element: &Value| elements.identity(element).is_ok_and(|it| deleted.contains(&it.to_string()));
+        original.retain(|element| !gone(element));
     }
     Ok((original, rest))
 }
@@ -109,9 +136,10 @@ fn ordered(
     elements: Elements,
 ) -> Result<Vec<Value>, PatchError> {
     let (mut known, mut others) = (vec![], vec![]);
+    let (client, server) = (Index::of(client, elements), Index::of(server, elements));
     for element in merged {
-        let in_server = elements.position(server, &element)?;
-        match elements.position(client, &element)? {
+        let in_server = server.position(&element, elements)?;
+        match client.position(&element, elements)? {
             Some(at) => known.push((at, in_server, element)),
             None => others.push((in_server, element)),
         }
@@ -200,7 +228,8 @@ pub(super) fn delete_scalars(original: &mut Object, field: &str, scalars: &Value
     debug_assert!(!field.starts_with(DELETE_FROM));
     let Value::Array(scalars) = scalars else { return Err(PatchError::Directive { directive: "primitive list" }) };
     if let Some(Value::Array(list)) = original.get_mut(field) {
-        list.retain(|value| !scalars.contains(value));
+        let deleted: HashSet<String> = scalars.iter().map(Value::to_string).collect();
+        list.retain(|value| !deleted.contains(&value.to_string()));
     }
     Ok(())
 }

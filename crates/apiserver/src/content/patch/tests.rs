@@ -250,3 +250,22 @@ fn bad_patches_are_refused_with_the_servers_texts() {
         assert_eq!((error.http_status(), error.to_string()), (status, text.to_owned()));
     }
 }
+
+/// A body of a few megabytes may hold that many: looking for each in all would hold the server for minutes.
+#[test]
+fn long_lists_merge_in_time_of_their_length() {
+    let ports = |from: u32| (from..from + 10_000).map(|port| json!({ "port": port })).collect::<Vec<_>>();
+    let order: Vec<Value> = ports(5_000).into_iter().rev().collect();
+    let mut changed = ports(5_000);
+    changed.reverse();
+    let original = json!({ "spec": { "ports": ports(0) }, "metadata": { "finalizers": names(0) } });
+    let patch = json!({ "spec": { "ports": changed, "$setElementOrder/ports": order },
+        "metadata": { "finalizers": names(20_000), "$deleteFromPrimitiveList/finalizers": names(5_000) } });
+    let merged = merged("Service", original, patch);
+    assert_eq!(merged["spec"]["ports"].as_array().unwrap().len(), 15_000);
+    assert_eq!(merged["metadata"]["finalizers"].as_array().unwrap().len(), 15_000);
+}
+
+fn names(from: u32) -> Vec<String> {
+    (from..from + 10_000).map(|number| format!("a/{number}")).collect()
+}
