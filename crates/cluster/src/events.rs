@@ -1,6 +1,6 @@
 //! Tells an object's owner what is wrong with it: a Kubernetes Event on the object.
 //!
-//! Every node sees the same object, so an Event's name is made of the object and the problem: the cluster gets one, not
+//! Every node sees the same Service, so an Event's name is made of the object and the message: the cluster gets one, not
 //! one per node.
 
 use std::collections::HashMap;
@@ -15,10 +15,10 @@ use kube::{Api, Client};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-use crate::malformed::Malformed;
+use crate::malformed::{self, Malformed};
 
-/// The `reason` of these Events.
-pub const REASON: &str = "Malformed";
+/// The `reason` of Events about malformed objects.
+pub const MALFORMED: &str = "Malformed";
 /// So many may wait; more are left out: they are in the log and the metric.
 const QUEUE: usize = 64;
 /// The API keeps Events for an hour; a problem that stays is told again.
@@ -26,10 +26,28 @@ const AGAIN: Duration = Duration::from_secs(45 * 60);
 /// Between two Events, so that a thousand bad objects do not press the API.
 const PACE: Duration = Duration::from_millis(200);
 
-/// Reports what is malformed. Cheap to clone.
+/// Something that an object's owner should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// On which object.
+    pub object: malformed::ObjectReference,
+    /// In one word.
+    pub reason: &'static str,
+    /// In a sentence.
+    pub message: String,
+}
+
+impl From<Malformed> for Notice {
+    fn from(malformed: Malformed) -> Notice {
+        let problems: Vec<String> = malformed.problems.iter().map(ToString::to_string).collect();
+        Notice { object: malformed.object, reason: MALFORMED, message: problems.join("; ") }
+    }
+}
+
+/// Writes Events. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Reporter {
-    queue: mpsc::Sender<Malformed>,
+    queue: mpsc::Sender<Notice>,
 }
 
 impl Reporter {
@@ -42,18 +60,18 @@ impl Reporter {
     }
 
     /// Never waits: with a full queue the Event is left out.
-    pub fn report(&self, malformed: Malformed) {
-        if self.queue.try_send(malformed).is_err() {
+    pub fn report(&self, notice: impl Into<Notice>) {
+        if self.queue.try_send(notice.into()).is_err() {
             debug!("an event was left out");
         }
     }
 }
 
-async fn post(client: Client, component: &'static str, node: String, mut waiting: mpsc::Receiver<Malformed>) {
+async fn post(client: Client, component: &'static str, node: String, mut waiting: mpsc::Receiver<Notice>) {
     let mut told: HashMap<String, Instant> = HashMap::new();
-    while let Some(malformed) = waiting.recv().await {
+    while let Some(notice) = waiting.recv().await {
         told.retain(|_, at| at.elapsed() < AGAIN);
-        let event = event(&malformed, component, &node, Timestamp::now());
+        let event = event(&notice, component, &node, Timestamp::now());
         let name = event.metadata.name.clone().unwrap_or_default();
         if told.contains_key(&name) {
             continue;
@@ -68,19 +86,16 @@ async fn post(client: Client, component: &'static str, node: String, mut waiting
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 told.insert(name, Instant::now());
             }
-            Err(error) => warn!(object = %malformed.object, %error, "cannot write an event"),
+            Err(error) => warn!(object = %notice.object, %error, "cannot write an event"),
         }
         tokio::time::sleep(PACE).await;
     }
 }
 
-/// The Event that says what is wrong with an object.
-fn event(malformed: &Malformed, component: &str, node: &str, now: Timestamp) -> Event {
-    let object = &malformed.object;
-    let problems: Vec<String> = malformed.problems.iter().map(ToString::to_string).collect();
-    let message = problems.join("; ");
+fn event(notice: &Notice, component: &str, node: &str, now: Timestamp) -> Event {
+    let Notice { object, reason, message } = notice;
     let mut hasher = DefaultHasher::new();
-    (&object.uid, &message).hash(&mut hasher);
+    (&object.uid, reason, message).hash(&mut hasher);
     // An Event of an object without namespace lives in `default`.
     let namespace = if object.namespace.is_empty() { "default" } else { &*object.namespace };
     Event {
@@ -98,8 +113,8 @@ fn event(malformed: &Malformed, component: &str, node: &str, now: Timestamp) -> 
             ..ObjectReference::default()
         },
         type_: Some("Warning".to_owned()),
-        reason: Some(REASON.to_owned()),
-        message: Some(message),
+        reason: Some((*reason).to_owned()),
+        message: Some(message.clone()),
         count: Some(1),
         first_timestamp: Some(Time(now)),
         last_timestamp: Some(Time(now)),
@@ -119,7 +134,7 @@ mod tests {
     use axum::response::IntoResponse;
 
     use super::*;
-    use crate::malformed::{self, FieldProblem, Problem};
+    use crate::malformed::{FieldProblem, Problem};
 
     fn malformed(name: &str, value: i64) -> Malformed {
         let text = |text: &str| text.into();

@@ -10,6 +10,8 @@ pub mod conntrack;
 pub mod fake;
 pub mod iptables;
 pub mod nftables;
+#[cfg(test)]
+mod pretend;
 pub mod probe;
 #[cfg(any(test, feature = "strategies"))]
 pub mod strategies;

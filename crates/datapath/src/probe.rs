@@ -179,8 +179,6 @@ fn run(nft: &OsStr, arguments: &[&str], what: &'static str) -> Result<Said, Prob
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -203,10 +201,7 @@ mod tests {
     fn an_nft_that_is_too_old_or_refuses_is_told_apart() {
         let folder = tempfile::tempdir().unwrap();
         let pretend = |name: &str, script: &str| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-            nftables(path.as_os_str()).unwrap_err()
+            nftables(crate::pretend::program(folder.path(), name, script).as_os_str()).unwrap_err()
         };
         let new = "[ $1 = --version ] && echo nftables v9.0.0 && exit;";
         assert!(matches!(pretend("old", "echo nftables v1.0.2"), ProbeError::OldNft { .. }));

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
 use signpost_apiserver::{ApiConfig, ApiServer, TlsIdentity, Token};
 use signpost_controller::{ControllerOptions, Controllers};
 use tokio::net::TcpListener;
@@ -250,8 +252,11 @@ impl Lab {
         }
         for daemon in &self.daemons {
             let Some(programmed) = daemon.programmed().await? else { continue };
+            // A daemon follows its own Node object, not the others.
+            let own_node = self.node_revision(daemon.node()).await?;
             for kind in ["Service", "EndpointSlice", "Node", "ServiceCIDR"] {
-                let (has, wanted) = (programmed.get(kind).copied(), revisions[kind]);
+                let wanted = if kind == "Node" { own_node } else { revisions[kind] };
+                let has = programmed.get(kind).copied();
                 if has.is_none_or(|has| has < wanted) {
                     let node = daemon.node();
                     return Ok(Some(format!("node {node} has programmed revision {has:?} of {kind}, not {wanted}")));
@@ -259,6 +264,14 @@ impl Lab {
             }
         }
         Ok(None)
+    }
+
+    /// The resourceVersion of a Node object; 0: there is none.
+    async fn node_revision(&self, name: &str) -> Result<u64, LabError> {
+        let nodes: Api<Node> = Api::all(self.client());
+        let node = nodes.get_metadata_opt(name).await.map_err(LabError::request(format!("get node {name}")))?;
+        let revision = node.and_then(|node| node.metadata.resource_version);
+        Ok(revision.and_then(|text| text.parse().ok()).unwrap_or(0))
     }
 
     fn node_index(&self, name: &str) -> Option<usize> {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use futures::{Stream, StreamExt};
 use serde::Serialize;
 use signpost_cluster::client::ClientError;
-use signpost_cluster::events::Reporter;
-use signpost_cluster::{NodeScope, Observed};
+use signpost_cluster::events::{Notice, Reporter};
+use signpost_cluster::{NodeScope, ObjectReference, Observed};
 use signpost_core::object::Family;
 use signpost_core::planner::NodeConfig;
 use signpost_datapath::Datapath;
@@ -89,7 +89,7 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let client = signpost_cluster::client::connect(options.kubeconfig.as_deref(), options.master.as_deref()).await?;
     let addresses = addresses::follow().map_err(NodeError::Addresses)?;
     let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
-    let observed = signpost_cluster::watch(client, &NodeScope::All);
+    let observed = signpost_cluster::watch(client, &NodeScope::Own(options.node.clone()));
     match mode {
         Mode::Nftables => {
             let part = |family| (family, nftables(family, options.take_over), flows(family));
@@ -201,7 +201,8 @@ async fn serve<D>(
     };
     let sync = SyncLoop::new(sync_options, config, datapaths, progress, metrics);
     let (stop, stopped) = oneshot::channel();
-    let mut driver = tokio::spawn(drive(sync, observed, addresses, questions, reporter, stopped));
+    let node = options.node.clone();
+    let mut driver = tokio::spawn(drive(sync, node, observed, addresses, questions, reporter, stopped));
     tokio::select! {
         () = shutdown => {
             // The receiver is gone if the driver ended, which it does only by a panic.
@@ -217,6 +218,7 @@ async fn serve<D>(
 /// Between observations and the kernel, until `stopped`.
 async fn drive<D>(
     mut sync: SyncLoop<D>,
+    node: Arc<str>,
     observed: impl Stream<Item = Observed> + Send + Unpin,
     mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
     mut questions: mpsc::Receiver<Question>,
@@ -233,6 +235,7 @@ async fn drive<D>(
         let due = sync.due();
         if due.is_some_and(|due| due <= Instant::now()) {
             tokio::task::block_in_place(|| sync.step(&mut Instant::now));
+            sync.refusals().for_each(|(family, reason)| reporter.report(refusal(&node, family, reason)));
             if sync.is_started() && !trimmed {
                 sys::give_memory_back();
                 trimmed = true;
@@ -263,6 +266,15 @@ async fn drive<D>(
             () = until(due), if due.is_some() => {}
         }
     }
+}
+
+/// The Reporter tells the same only once in a while.
+fn refusal(node: &Arc<str>, family: Family, reason: &str) -> Notice {
+    // A Node's Events carry its name as uid: so the kubelet does it, and so they are looked for.
+    let (name, uid) = (node.clone(), node.clone());
+    let object = ObjectReference { api_version: "v1", kind: "Node", namespace: "".into(), name, uid };
+    let message = format!("the {family} rules cannot be brought to the plan, which is tried again: {reason}");
+    Notice { object, reason: "ServiceRulesFailed", message }
 }
 
 fn answer<D>(sync: &SyncLoop<D>, question: Question)

@@ -6,7 +6,7 @@
 //! | | `/livez` | the same without the node and before the start |
 //! | metrics | `/metrics` | Prometheus text |
 //! | | `/proxyMode` | the mode's name |
-//! | | `/programmed` | per kind, the resourceVersion up to which everything is in the kernel |
+//! | | `/programmed` | per kind, the resourceVersion up to which everything is in the kernel; of Nodes, this node's alone is followed |
 //! | | `/plan`, `/program` | per family, as JSON |
 
 use std::net::SocketAddr;

@@ -21,7 +21,7 @@ use serde::Serialize;
 use signpost_cluster::Observed;
 use signpost_core::object::{Family, Node};
 use signpost_core::planner::NodeConfig;
-use signpost_core::store::{Dirty, Event, Kind, Store};
+use signpost_core::store::{Event, Kind, Store};
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
 use tracing::{info, warn};
@@ -38,6 +38,8 @@ const SAY_AGAIN: Duration = Duration::from_secs(30);
 const COMPARE_SHARE: u32 = 200;
 /// and at most this part if others change it all the time.
 const DISTURBED_SHARE: u32 = 20;
+/// So many changes that wait are timed.
+const MOST_TRIGGERS: usize = 10_000;
 /// How often it is asked whether others changed it.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -61,7 +63,6 @@ pub struct SyncLoop<D: Datapath> {
     config: NodeConfig,
     store: Store,
     families: Vec<FamilySync<D>>,
-    dirty: Dirty,
     /// The node as it was last, should its object be deleted under us.
     own: Option<Node>,
     /// All is known that the first comparison needs; from then on the kernel is kept in step.
@@ -107,7 +108,6 @@ impl<D: Datapath> SyncLoop<D> {
             config,
             store: Store::new(),
             families,
-            dirty: Dirty::default(),
             own: None,
             started: false,
             waiting_since: None,
@@ -135,10 +135,13 @@ impl<D: Datapath> SyncLoop<D> {
                 match &event {
                     Event::Reset(_) => {}
                     Event::Synced(_) => self.seen.set(kind, revision),
-                    _ => self.seen.raise(kind, revision),
+                    _ => {
+                        self.seen.raise(kind, revision);
+                        self.metrics.change_seen(kind);
+                    }
                 }
-                self.metrics.change_seen(kind);
-                self.triggers_ms.extend(triggered_ms.filter(|_| self.started));
+                self.triggers_ms
+                    .extend(triggered_ms.filter(|_| self.started && self.triggers_ms.len() < MOST_TRIGGERS));
                 self.store.handle(event);
                 if kind == Kind::Node {
                     self.keep_own_node();
@@ -202,8 +205,7 @@ impl<D: Datapath> SyncLoop<D> {
 
     fn sync(&mut self, compare: bool, generation: Option<u32>, clock: &mut dyn FnMut() -> Instant) {
         let now = clock();
-        self.dirty.merge(self.store.take_dirty());
-        let dirty = std::mem::take(&mut self.dirty);
+        let dirty = self.store.take_dirty();
         let mut outcomes = Vec::with_capacity(self.families.len());
         for family in &mut self.families {
             let began = clock();
@@ -241,6 +243,11 @@ impl<D: Datapath> SyncLoop<D> {
     fn disturbed(&mut self, now: Instant) {
         let soon = self.undisturbed_until.map_or(now, |until| until.max(now));
         self.compare_at = Some(self.compare_at.map_or(soon, |at| at.min(soon)));
+    }
+
+    /// The families whose kernel refuses, and why.
+    pub fn refusals(&self) -> impl Iterator<Item = (Family, &str)> {
+        self.families.iter().filter_map(|family| Some((family.family(), family.refusal()?)))
     }
 
     /// Plans and programs of all families as JSON: `{"ipv4": ..., "ipv6": ...}`.

@@ -155,3 +155,48 @@ fn complaint(mut stderr: impl Read) -> String {
     }
     String::from_utf8_lossy(&said).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Runs a script of a megabyte with a program that pretends to be nft.
+    fn run(folder: &Path, pretend: &str) -> Result<(), NftablesError> {
+        let nft = Nft { program: crate::pretend::program(folder, "nft", pretend).into(), family: Family::Ipv6 };
+        nft.run("change rules", |out| out.write_all(&[b'#'; 1 << 20]))
+    }
+
+    #[test]
+    fn the_whole_script_is_read_and_what_nft_says_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        run(folder.path(), "test $(wc -c) = 1048576").unwrap();
+        let error = run(folder.path(), "cat > /dev/null; echo 'Error: File exists' >&2; exit 1").unwrap_err();
+        let text = "nft refused to change rules in the table ip6 kube-proxy, nothing was changed: Error: File exists";
+        assert_eq!(error.to_string(), text);
+    }
+
+    #[test]
+    fn an_nft_that_ends_before_it_read_all_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = run(folder.path(), "echo 'Error: syntax error' >&2; exit 1").unwrap_err();
+        assert!(error.to_string().ends_with("Error: syntax error"), "{error}");
+        let error = run(folder.path(), "echo 'netlink: Error: Operation not permitted' >&2; exit 1").unwrap_err();
+        assert!(matches!(error, NftablesError::NotPermitted { .. }), "{error}");
+    }
+
+    #[test]
+    fn of_a_long_complaint_the_begin_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = run(folder.path(), "cat > /dev/null; yes complaint | head -c 1000000 >&2; exit 1").unwrap_err();
+        assert!(error.to_string().len() < 2_200, "{}", error.to_string().len());
+    }
+
+    #[test]
+    fn a_missing_nft_says_what_to_install() {
+        let nft = Nft { program: "/nowhere/nft".into(), family: Family::Ipv4 };
+        let error = nft.run("change rules", |_| Ok(())).unwrap_err();
+        assert!(error.to_string().contains("install the package nftables"), "{error}");
+    }
+}

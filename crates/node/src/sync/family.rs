@@ -24,6 +24,8 @@ pub struct FamilySync<D: Datapath> {
     /// Whether the kernel is known to hold it.
     settled: bool,
     retry: Retry,
+    /// Why the kernel last refused, since it last took something.
+    refusal: Option<String>,
     /// Deletes flows that the kernel would go on leading to where nobody is; `None`: nobody does.
     flows: Option<Worker>,
     /// Something about UDP changed since the worker was told what is wanted.
@@ -42,6 +44,7 @@ impl<D: Datapath> FamilySync<D> {
             program: None,
             settled: false,
             retry: Retry::default(),
+            refusal: None,
             flows,
             flows_changed: true,
             is_new: true,
@@ -71,6 +74,11 @@ impl<D: Datapath> FamilySync<D> {
     /// When the kernel is to be asked again after it refused.
     pub fn retry_at(&self) -> Option<Instant> {
         self.retry.at()
+    }
+
+    /// Why the kernel refuses; `None`: it does not.
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
     }
 
     /// See [`Datapath::generation`].
@@ -130,6 +138,11 @@ impl<D: Datapath> FamilySync<D> {
             return Outcome::Nothing;
         }
         let change = self.datapath.change(program, planned);
+        if change == self.datapath.change(program, &PlanChange::default()) {
+            // Not everything that a plan says is something in the kernel's words.
+            self.datapath.advance(program, &change);
+            return Outcome::Nothing;
+        }
         let applied = self.datapath.apply(&change);
         // Whether or not it is in the kernel: it is what should be.
         self.datapath.advance(program, &change);
@@ -175,11 +188,13 @@ impl<D: Datapath> FamilySync<D> {
                 }
                 self.settled = true;
                 self.retry = Retry::default();
+                self.refusal = None;
                 if changed { Outcome::Repaired } else { Outcome::Compared }
             }
             Err(error) => {
                 self.settled = false;
                 let wait = self.retry.failed(now);
+                self.refusal = Some(error.to_string());
                 error!(
                     family = %self.family,
                     %error,

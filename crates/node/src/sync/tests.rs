@@ -355,6 +355,7 @@ fn a_kernel_that_goes_on_refusing_is_asked_less_and_less_and_the_daemon_says_it_
     world.run_for(Duration::from_secs(600));
     let calls = world.calls().len();
     assert!((20..60).contains(&calls), "{calls} calls in ten minutes");
+    assert_eq!(world.sync.refusals().collect::<Vec<_>>(), [(Family::Ipv4, "refused")]);
     let health = world.progress.health();
     assert!(!health.is_live(world.now, Duration::from_secs(60)));
     assert!(health.is_live(began + Duration::from_secs(59), Duration::from_secs(60)));
