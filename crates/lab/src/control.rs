@@ -39,8 +39,8 @@ pub enum Question {
         container: Option<String>,
         /// Program and arguments.
         command: Vec<String>,
-        /// Whether its input is a terminal that it shall control.
-        terminal: bool,
+        /// The size (columns, rows) of the terminal that is made for it in the pod; `None`: it gets the asker's files.
+        terminal: Option<(u16, u16)>,
     },
 }
 
@@ -54,6 +54,8 @@ pub enum Answer {
         /// What it could not remove.
         problem: Option<String>,
     },
+    /// The program runs in a terminal whose other side comes with this answer; its exit is answered later.
+    Terminal,
     /// The program has ended.
     Exit(i32),
     /// The place is no sandbox: the asker runs the program itself, there.
@@ -164,11 +166,27 @@ async fn converse(lab: &Lab, mut stream: UnixStream) -> io::Result<Option<UnixSt
         Question::Down => return Ok(Some(stream)),
         Question::Status => Answer::Status(status(lab).await),
         Question::Exec { place, container, command, terminal } => {
-            let mut rest = [0];
-            tokio::select! {
-                answer = exec(lab, place, container, command, terminal, descriptors) => answer,
-                // The asker left: the program ends with the future that waits for it.
-                _ = stream.read(&mut rest) => return Ok(None),
+            let pod = match &place {
+                Place::Pod(namespace, name) if !lab.kubelet().is_light(namespace, name) => lab
+                    .namespace_of(&place)
+                    .is_ok()
+                    .then_some((namespace.as_str(), name.as_str(), container.as_deref())),
+                _ => None,
+            };
+            match (pod, terminal) {
+                (None, _) => enter(lab, &place),
+                (Some(pod), None) => {
+                    let mut rest = [0];
+                    tokio::select! {
+                        answer = exec(lab, pod, command, descriptors) => answer,
+                        // The asker left: the program ends with the future that waits for it.
+                        _ = stream.read(&mut rest) => return Ok(None),
+                    }
+                }
+                (Some(pod), Some(size)) => match exec_in_terminal(lab, pod, command, size, &mut stream).await? {
+                    Some(answer) => answer,
+                    None => return Ok(None),
+                },
             }
         }
     };
@@ -199,29 +217,50 @@ async fn say(stream: &mut UnixStream, answer: &Answer) -> io::Result<()> {
     stream.write_all(&text).await
 }
 
-async fn exec(
-    lab: &Lab,
-    place: Place,
-    container: Option<String>,
-    command: Vec<String>,
-    terminal: bool,
-    descriptors: Vec<OwnedFd>,
-) -> Answer {
-    if let Place::Pod(namespace, name) = &place
-        && !lab.kubelet().is_light(namespace, name)
-        && lab.namespace_of(&place).is_ok()
-    {
-        let Ok(streams) = <[OwnedFd; 3]>::try_from(descriptors) else {
-            return Answer::Refused("three file descriptors belong to the question".to_owned());
-        };
-        let pod = (namespace.as_str(), name.as_str(), container.as_deref());
-        return match lab.kubelet().run(pod, command, terminal, streams).await {
-            Ok(status) => Answer::Exit(status),
-            Err(error) => Answer::Refused(error.to_string()),
-        };
+/// Namespace, name, container.
+type PodPlace<'a> = (&'a str, &'a str, Option<&'a str>);
+
+async fn exec(lab: &Lab, pod: PodPlace<'_>, command: Vec<String>, descriptors: Vec<OwnedFd>) -> Answer {
+    let Ok(streams) = <[OwnedFd; 3]>::try_from(descriptors) else {
+        return Answer::Refused("three file descriptors belong to the question".to_owned());
+    };
+    match lab.kubelet().run(pod, command, streams).await {
+        Ok(status) => Answer::Exit(status),
+        Err(error) => Answer::Refused(error.to_string()),
     }
-    let entered = lab.namespace_of(&place).and_then(|netns| {
-        let group = lab.cgroup().child(match &place {
+}
+
+/// Sends the terminal, then waits for the program. `None`: the asker left, and the program was ended.
+async fn exec_in_terminal(
+    lab: &Lab,
+    pod: PodPlace<'_>,
+    command: Vec<String>,
+    size: (u16, u16),
+    stream: &mut UnixStream,
+) -> io::Result<Option<Answer>> {
+    let (program, terminal) = match lab.kubelet().run_in_terminal(pod, command, size).await {
+        Ok(running) => running,
+        Err(error) => return Ok(Some(Answer::Refused(error.to_string()))),
+    };
+    let mut text = serde_json::to_vec(&Answer::Terminal)?;
+    text.push(b'\n');
+    let numbers = [terminal.as_raw_fd()];
+    let control = [ControlMessage::ScmRights(&numbers)];
+    let number = stream.as_raw_fd();
+    let send = || Ok(sendmsg::<()>(number, &[IoSlice::new(&text)], &control, MsgFlags::MSG_NOSIGNAL, None)?);
+    stream.async_io(Interest::WRITABLE, send).await?;
+    drop(terminal);
+    let mut rest = [0];
+    tokio::select! {
+        status = program.exit() => Ok(Some(Answer::Exit(status))),
+        _ = stream.read(&mut rest) => Ok(None),
+    }
+}
+
+/// How the asker itself gets to a place that is no sandbox.
+fn enter(lab: &Lab, place: &Place) -> Answer {
+    let entered = lab.namespace_of(place).and_then(|netns| {
+        let group = lab.cgroup().child(match place {
             Place::Node(name) => name,
             Place::Pod(..) => "light",
             Place::Outside => "outside",
@@ -261,23 +300,66 @@ async fn status(lab: &Lab) -> Status {
 /// # Errors
 /// There is no such lab, or it ended meanwhile.
 pub fn ask(name: &str, question: &Question, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, LabError> {
-    let path = socket(name);
-    let no_such_lab = || LabError::NoSuchLab { name: name.to_owned() };
-    let mut stream = StdUnixStream::connect(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => no_such_lab(),
-        _ => LabError::State { op: "connect to", path: path.clone(), source: error },
-    })?;
-    let mut answered = || -> io::Result<Answer> {
-        let mut text = serde_json::to_vec(question)?;
-        text.push(b'\n');
-        let numbers: Vec<i32> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
-        let control = [ControlMessage::ScmRights(&numbers)];
-        let control: &[ControlMessage] = if numbers.is_empty() { &[] } else { &control };
-        let sent = sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&text)], control, MsgFlags::MSG_NOSIGNAL, None)?;
-        io::Write::write_all(&mut stream, &text[sent..])?;
-        let mut answer = String::new();
-        io::BufRead::read_line(&mut io::BufReader::new(&stream), &mut answer)?;
-        Ok(serde_json::from_str(&answer)?)
-    };
-    answered().map_err(LabError::state("ask over", path))
+    let mut conversation = Conversation::begin(name, question, descriptors)?;
+    Ok(conversation.answer()?.0)
+}
+
+/// A question to a lab, and what it answers.
+pub struct Conversation {
+    path: PathBuf,
+    stream: StdUnixStream,
+    /// What came after the last answer.
+    rest: Vec<u8>,
+}
+
+impl Conversation {
+    /// Asks the lab of a name.
+    ///
+    /// # Errors
+    /// There is no such lab, or it ended meanwhile.
+    pub fn begin(name: &str, question: &Question, descriptors: &[BorrowedFd<'_>]) -> Result<Conversation, LabError> {
+        let path = socket(name);
+        let no_such_lab = || LabError::NoSuchLab { name: name.to_owned() };
+        let mut stream = StdUnixStream::connect(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => no_such_lab(),
+            _ => LabError::State { op: "connect to", path: path.clone(), source: error },
+        })?;
+        let mut asked = || -> io::Result<()> {
+            let mut text = serde_json::to_vec(question)?;
+            text.push(b'\n');
+            let numbers: Vec<i32> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
+            let control = [ControlMessage::ScmRights(&numbers)];
+            let control: &[ControlMessage] = if numbers.is_empty() { &[] } else { &control };
+            let sent =
+                sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&text)], control, MsgFlags::MSG_NOSIGNAL, None)?;
+            io::Write::write_all(&mut stream, &text[sent..])
+        };
+        asked().map_err(LabError::state("ask over", &path))?;
+        Ok(Conversation { path, stream, rest: Vec::new() })
+    }
+
+    /// Waits for the next answer; with [`Answer::Terminal`] comes the terminal.
+    ///
+    /// # Errors
+    /// The lab ended meanwhile.
+    pub fn answer(&mut self) -> Result<(Answer, Option<OwnedFd>), LabError> {
+        self.read().map_err(LabError::state("hear over", &self.path))
+    }
+
+    fn read(&mut self) -> io::Result<(Answer, Option<OwnedFd>)> {
+        let mut descriptor = None;
+        let mut buffer = vec![0; 16 * 1024];
+        loop {
+            if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                return Ok((serde_json::from_slice(&line)?, descriptor));
+            }
+            let (length, came) = sys::receive(&self.stream, &mut buffer, MsgFlags::empty())?;
+            if length == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.rest.extend_from_slice(&buffer[..length.min(buffer.len())]);
+            descriptor = descriptor.or(came.into_iter().next());
+        }
+    }
 }

@@ -62,7 +62,7 @@ pub fn start(pod: &Pod, container: &Container, image: &Image, around: &Surroundi
     }
     argv.extend(filled(&container.args));
     let (user, group) = user(pod, container);
-    Ok(Start { id: 0, argv, env, directory: container.working_dir.clone(), terminal: false, user, group })
+    Ok(Start { id: 0, argv, env, directory: container.working_dir.clone(), terminal: None, user, group })
 }
 
 fn environment(

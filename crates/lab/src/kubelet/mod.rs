@@ -41,6 +41,7 @@ use tokio::task::JoinSet;
 use self::container::CurrentLog;
 use self::feed::News;
 use self::hosts::HostPool;
+pub use self::streams::Ending;
 use crate::cgroup::Cgroup;
 use crate::images::Images;
 use crate::netns::Netns;
@@ -181,15 +182,23 @@ impl Kubelet {
         &self,
         (namespace, pod, container): (&str, &str, Option<&str>),
         command: Vec<String>,
-        terminal: bool,
         streams: [OwnedFd; 3],
     ) -> Result<i32, PodStreamError> {
-        let container = ContainerRef {
-            namespace: namespace.to_owned(),
-            pod: pod.to_owned(),
-            container: container.map(str::to_owned),
-        };
-        streams::run(&self.shared, &container, command, terminal, streams).await
+        streams::run(&self.shared, &reference(namespace, pod, container), command, streams).await
+    }
+
+    /// Runs a program in a terminal of the pod, of this size (columns, rows). Gives the program, which ends when
+    /// nobody waits for it any more, and our side of the terminal.
+    ///
+    /// # Errors
+    /// As for [`Kubelet::run`].
+    pub async fn run_in_terminal(
+        &self,
+        (namespace, pod, container): (&str, &str, Option<&str>),
+        command: Vec<String>,
+        size: (u16, u16),
+    ) -> Result<(Ending, OwnedFd), PodStreamError> {
+        streams::run_in_terminal(&self.shared, &reference(namespace, pod, container), command, size).await
     }
 
     /// Answers exec and logs.
@@ -220,6 +229,10 @@ impl Kubelet {
         workers.shutdown().await;
         shared.pods().by_uid.clear();
     }
+}
+
+fn reference(namespace: &str, pod: &str, container: Option<&str>) -> ContainerRef {
+    ContainerRef { namespace: namespace.to_owned(), pod: pod.to_owned(), container: container.map(str::to_owned) }
 }
 
 impl Shared {

@@ -18,8 +18,7 @@ use tokio::task::JoinSet;
 
 use super::{Entry, Handle, Inside, Shared, logs};
 use crate::sandbox::{Program, Start};
-use crate::sys;
-use crate::terminal::{Terminal, open_terminal};
+use crate::terminal::Terminal;
 
 pub(super) struct Streams {
     pub shared: Arc<Shared>,
@@ -58,13 +57,11 @@ impl PodStreams for Streams {
             let container = request.container.clone();
             let entry = entry(&self.shared, &container)?;
             let (inside, _, handle) = inside(&entry, &container)?;
-            let terminal = request.terminal.is_some();
-            let start = start_of(handle, request.command.clone(), terminal);
+            let start = start_of(handle, request.command.clone());
             let failed = failed(&request.command);
-            if terminal {
-                with_terminal(inside, start, request).await.map_err(failed)
-            } else {
-                with_pipes(inside, start, request).await.map_err(failed)
+            match request.terminal.clone() {
+                Some(sizes) => with_terminal(inside, start, sizes, request).await.map_err(failed),
+                None => with_pipes(inside, start, request).await.map_err(failed),
             }
         })
     }
@@ -75,22 +72,37 @@ pub(super) async fn run(
     shared: &Shared,
     container: &ContainerRef,
     command: Vec<String>,
-    terminal: bool,
     streams: [OwnedFd; 3],
 ) -> Result<i32, PodStreamError> {
     let entry = entry(shared, container)?;
     let (inside, _, handle) = inside(&entry, container)?;
     let failed = failed(&command);
-    let start = start_of(handle, command, terminal);
+    let start = start_of(handle, command);
     let program = inside.sandbox.start_program(start, streams).await.map_err(failed)?;
     Ok(Ending(Some(program)).exit().await)
 }
 
-fn start_of(handle: &Handle, command: Vec<String>, terminal: bool) -> Start {
-    let mut start = Start { argv: command, terminal, ..handle.template.clone() };
-    if terminal {
-        start.env.push(("TERM".to_owned(), "xterm".to_owned()));
-    }
+/// Runs a program in a terminal of the pod. Gives the program, to be waited for, and our side of the terminal.
+pub(super) async fn run_in_terminal(
+    shared: &Shared,
+    container: &ContainerRef,
+    command: Vec<String>,
+    size: (u16, u16),
+) -> Result<(Ending, OwnedFd), PodStreamError> {
+    let entry = entry(shared, container)?;
+    let (inside, _, handle) = inside(&entry, container)?;
+    let failed = failed(&command);
+    let start = in_terminal(start_of(handle, command));
+    let (program, terminal) = inside.sandbox.start_in_terminal(start, size).await.map_err(failed)?;
+    Ok((Ending(Some(program)), terminal))
+}
+
+fn start_of(handle: &Handle, command: Vec<String>) -> Start {
+    Start { argv: command, ..handle.template.clone() }
+}
+
+fn in_terminal(mut start: Start) -> Start {
+    start.env.push(("TERM".to_owned(), "xterm".to_owned()));
     start
 }
 
@@ -149,23 +161,20 @@ async fn with_pipes(inside: &Inside, start: Start, request: ExecRequest) -> io::
     Ok(code)
 }
 
-async fn with_terminal(inside: &Inside, start: Start, request: ExecRequest) -> io::Result<i32> {
-    let (ours, theirs) = open_terminal()?;
-    let sizes = request.terminal;
-    if let Some(sizes) = &sizes {
-        let (columns, rows) = *sizes.borrow();
-        sys::set_terminal_size(&ours, columns, rows)?;
-    }
-    let streams = [theirs.try_clone()?, theirs.try_clone()?, theirs];
-    let program = Ending(Some(inside.sandbox.start_program(start, streams).await?));
-    let terminal = Terminal::new(ours)?;
+async fn with_terminal(
+    inside: &Inside,
+    start: Start,
+    sizes: watch::Receiver<(u16, u16)>,
+    request: ExecRequest,
+) -> io::Result<i32> {
+    let size = *sizes.borrow();
+    let (program, terminal) = inside.sandbox.start_in_terminal(in_terminal(start), size).await?;
+    let (program, terminal) = (Ending(Some(program)), Terminal::new(terminal)?);
     let mut side = JoinSet::new();
     if let Some(from) = request.stdin {
         side.spawn(copy(from, terminal.clone()));
     }
-    if let Some(sizes) = sizes {
-        side.spawn(resize(terminal.clone(), sizes));
-    }
+    side.spawn(resize(terminal.clone(), sizes));
     if let Some(to) = request.stdout {
         // EIO: the last of those who had the terminal open is gone. All of their output was read by then.
         copy(terminal, to).await;
@@ -200,10 +209,11 @@ async fn copy(mut from: impl AsyncRead + Send + Unpin, mut to: impl AsyncWrite +
 }
 
 /// A program that is ended when nobody waits for it any more.
-struct Ending(Option<Program>);
+pub struct Ending(Option<Program>);
 
 impl Ending {
-    async fn exit(mut self) -> i32 {
+    /// Waits for its end: its status, 128 + signal if one ended it.
+    pub async fn exit(mut self) -> i32 {
         let Some(program) = &self.0 else { return 0 };
         let code = program.exit().await.code();
         self.0 = None;

@@ -15,13 +15,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::{set_dumpable, set_no_new_privs};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::socket::{MsgFlags, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
 use super::protocol::{Exit, MESSAGE_BYTES, PROGRAMS, Reply, Request, Start};
 use super::view;
 use crate::sys::{self, Capabilities};
+use crate::terminal::open_terminal;
 
 /// The hidden command that runs this.
 pub const COMMAND: &str = "pod-init";
@@ -97,9 +98,9 @@ impl Programs {
             Request::Start(start) => {
                 let id = start.id;
                 match run(start, descriptors) {
-                    Ok(pid) => {
+                    Ok((pid, terminal)) => {
                         self.by_id.insert(id, pid);
-                        reply(&Reply::Started { id })
+                        reply_with(&Reply::Started { id }, terminal.as_ref())
                     }
                     Err(error) => {
                         reply(&Reply::NotStarted { id, errno: error.raw_os_error().unwrap_or(Errno::EINVAL as i32) })
@@ -139,8 +140,17 @@ impl Programs {
     }
 }
 
-fn run(start: Start, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
-    let [stdin, stdout, stderr]: [OwnedFd; 3] = descriptors.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+/// Starts a program; gives its process and our side of its terminal, if it has one.
+fn run(start: Start, descriptors: Vec<OwnedFd>) -> io::Result<(Pid, Option<OwnedFd>)> {
+    let (streams, terminal) = match start.terminal {
+        None => (descriptors, None),
+        Some((columns, rows)) => {
+            let (ours, theirs) = open_terminal()?;
+            sys::set_terminal_size(&ours, columns, rows)?;
+            (vec![theirs.try_clone()?, theirs.try_clone()?, theirs], Some(ours))
+        }
+    };
+    let [stdin, stdout, stderr]: [OwnedFd; 3] = streams.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
     let (program, arguments) = start.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
     command.args(arguments).env_clear().envs(start.env).stdin(stdin).stdout(stdout).stderr(stderr);
@@ -153,16 +163,16 @@ fn run(start: Start, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
     if let Some(user) = start.user {
         command.uid(user);
     }
-    let terminal = start.terminal;
+    let controls = terminal.is_some();
     sys::before_exec(&mut command, move || {
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
         setsid()?;
-        if terminal {
+        if controls {
             sys::take_terminal()?;
         }
         Ok(())
     });
-    Ok(Pid::from_raw(command.spawn()?.id() as i32))
+    Ok((Pid::from_raw(command.spawn()?.id() as i32), terminal))
 }
 
 fn receive(buffer: &mut [u8]) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
@@ -175,7 +185,14 @@ fn receive(buffer: &mut [u8]) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
 }
 
 fn reply(reply: &Reply) -> io::Result<()> {
+    reply_with(reply, None)
+}
+
+fn reply_with(reply: &Reply, descriptor: Option<&OwnedFd>) -> io::Result<()> {
     let text = serde_json::to_vec(reply)?;
-    sendmsg::<()>(io::stdin().as_raw_fd(), &[IoSlice::new(&text)], &[], MsgFlags::MSG_NOSIGNAL, None)?;
+    let numbers: Vec<i32> = descriptor.iter().map(|fd| fd.as_raw_fd()).collect();
+    let control = [ControlMessage::ScmRights(&numbers)];
+    let control: &[ControlMessage] = if numbers.is_empty() { &[] } else { &control };
+    sendmsg::<()>(io::stdin().as_raw_fd(), &[IoSlice::new(&text)], control, MsgFlags::MSG_NOSIGNAL, None)?;
     Ok(())
 }

@@ -44,7 +44,7 @@ struct Shared {
 }
 
 struct Waiting {
-    started: Option<oneshot::Sender<io::Result<()>>>,
+    started: Option<oneshot::Sender<io::Result<Option<OwnedFd>>>>,
     exit: watch::Sender<Option<Exit>>,
 }
 
@@ -80,9 +80,10 @@ impl Sandbox {
         shared.send(&Request::Prepare(view), &[]).await?;
         let mut buffer = vec![0; MESSAGE_BYTES];
         match shared.receive(&mut buffer).await? {
-            Some(Reply::Ready) => {}
-            Some(Reply::Broken { problem }) => return Err(io::Error::other(problem)),
-            other => return Err(io::Error::other(format!("the pod's first process answered {other:?}"))),
+            Some((Reply::Ready, _)) => {}
+            Some((Reply::Broken { problem }, _)) => return Err(io::Error::other(problem)),
+            Some((other, _)) => return Err(io::Error::other(format!("the pod's first process answered {other:?}"))),
+            None => return Err(io::Error::other("the pod's first process ended")),
         }
         tokio::spawn(read_replies(shared.clone(), buffer));
         Ok(Sandbox { shared, next: AtomicU64::new(1), _init: init, _spawner: spawner.clone() })
@@ -92,20 +93,33 @@ impl Sandbox {
     ///
     /// # Errors
     /// There is no such program in the pod, or the sandbox has ended.
-    pub async fn start_program(&self, mut start: Start, streams: [OwnedFd; 3]) -> io::Result<Program> {
+    pub async fn start_program(&self, start: Start, streams: [OwnedFd; 3]) -> io::Result<Program> {
+        Ok(self.begin(Start { terminal: None, ..start }, &streams).await?.0)
+    }
+
+    /// Starts a program in a terminal of the pod, of this size (columns, rows); gives our side of the terminal,
+    /// which does not block.
+    ///
+    /// # Errors
+    /// As for [`Sandbox::start_program`].
+    pub async fn start_in_terminal(&self, start: Start, size: (u16, u16)) -> io::Result<(Program, OwnedFd)> {
+        let (program, terminal) = self.begin(Start { terminal: Some(size), ..start }, &[]).await?;
+        Ok((program, terminal.ok_or(io::ErrorKind::InvalidData)?))
+    }
+
+    async fn begin(&self, mut start: Start, streams: &[OwnedFd]) -> io::Result<(Program, Option<OwnedFd>)> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         start.id = id;
         let (started, result) = oneshot::channel();
         let (exit, exited) = watch::channel(None);
         self.shared.programs().insert(id, Waiting { started: Some(started), exit });
         let program = Program { shared: self.shared.clone(), id, exit: exited };
-        if let Err(error) = self.shared.send(&Request::Start(start), &streams).await {
+        if let Err(error) = self.shared.send(&Request::Start(start), streams).await {
             self.shared.programs().remove(&id);
             return Err(error);
         }
-        drop(streams);
-        result.await.map_err(|_| ended())??;
-        Ok(program)
+        let terminal = result.await.map_err(|_| ended())??;
+        Ok((program, terminal))
     }
 }
 
@@ -152,8 +166,8 @@ impl Shared {
         }
     }
 
-    async fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Reply>> {
-        let (length, _) = loop {
+    async fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<(Reply, Option<OwnedFd>)>> {
+        let (length, descriptors) = loop {
             let mut ready = self.socket.readable().await?;
             match ready.try_io(|socket| crate::sys::receive(socket.get_ref(), buffer, MsgFlags::empty())) {
                 Ok(result) => break result?,
@@ -162,19 +176,19 @@ impl Shared {
         };
         match buffer.get(..length) {
             Some([]) | None => Ok(None),
-            Some(text) => Ok(Some(serde_json::from_slice(text)?)),
+            Some(text) => Ok(Some((serde_json::from_slice(text)?, descriptors.into_iter().next()))),
         }
     }
 }
 
 /// Gives each reply to whoever waits for it. The end of the socket is the end of all programs: their senders go.
 async fn read_replies(shared: Arc<Shared>, mut buffer: Vec<u8>) {
-    while let Ok(Some(reply)) = shared.receive(&mut buffer).await {
+    while let Ok(Some((reply, terminal))) = shared.receive(&mut buffer).await {
         let mut programs = shared.programs();
         match reply {
             Reply::Started { id } => {
                 if let Some(started) = programs.get_mut(&id).and_then(|waiting| waiting.started.take()) {
-                    let _ = started.send(Ok(())); // the starter may have given up
+                    let _ = started.send(Ok(terminal)); // the starter may have given up
                 }
             }
             Reply::NotStarted { id, errno } => {

@@ -1,5 +1,6 @@
 //! Pure. What the supervisor and a pod's first process say to each other, one JSON value per message of a SEQPACKET
-//! socket. A `Start` carries three file descriptors: the program's input, output and error output.
+//! socket. A `Start` carries three file descriptors: the program's input, output and error output; with a terminal it
+//! carries none, and `Started` carries the terminal's other side.
 
 use std::path::PathBuf;
 
@@ -38,8 +39,8 @@ pub struct Start {
     pub env: Vec<(String, String)>,
     /// Working directory.
     pub directory: Option<String>,
-    /// Whether its input is a terminal that it shall control.
-    pub terminal: bool,
+    /// A terminal of this size (columns, rows) is made in the pod for it to control; no file descriptors come along.
+    pub terminal: Option<(u16, u16)>,
     /// User, if not root.
     pub user: Option<u32>,
     /// Group, if not root's.

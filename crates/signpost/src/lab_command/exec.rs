@@ -2,8 +2,8 @@
 //! node, outside, or in a light pod this process itself becomes the program, in the place's network.
 
 use std::fs::File;
-use std::io::{IsTerminal, Write, stderr, stdin, stdout};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{IsTerminal, stderr, stdin, stdout};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -12,8 +12,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use signpost_lab::control::{self, Answer, Question};
-use signpost_lab::terminal::{Raw, open_terminal, pass_through};
+use signpost_lab::control::{self, Answer, Conversation, Question};
+use signpost_lab::sys::terminal_size;
+use signpost_lab::terminal::{Raw, pass_through};
 use signpost_lab::{DEFAULT_NAME, Netns, Place};
 
 /// Run a program in a place of a lab.
@@ -44,11 +45,10 @@ impl ExecCommand {
             terminal,
         };
         let answer = if with_terminal {
-            let (ours, theirs) = open_terminal()?;
-            in_terminal(&self.name, &question(true), ours, theirs)?
+            in_terminal(&self.name, &question(Some(terminal_size(stdin())?)))?
         } else {
             let (input, output, error) = (stdin(), stdout(), stderr());
-            control::ask(&self.name, &question(false), &[input.as_fd(), output.as_fd(), error.as_fd()])?
+            control::ask(&self.name, &question(None), &[input.as_fd(), output.as_fd(), error.as_fd()])?
         };
         match answer {
             Answer::Exit(status) => Ok(ExitCode::from(u8::try_from(status & 0xff)?)),
@@ -70,24 +70,17 @@ impl ExecCommand {
     }
 }
 
-fn in_terminal(name: &str, question: &Question, ours: OwnedFd, theirs: OwnedFd) -> anyhow::Result<Answer> {
-    let asking = {
-        let (name, question) = (name.to_owned(), question.clone());
-        std::thread::spawn(move || {
-            let side: BorrowedFd<'_> = theirs.as_fd();
-            control::ask(&name, &question, &[side, side, side])
-        })
+fn in_terminal(name: &str, question: &Question) -> anyhow::Result<Answer> {
+    let mut conversation = Conversation::begin(name, question, &[])?;
+    let ours = match conversation.answer()? {
+        (Answer::Terminal, Some(ours)) => ours,
+        (answer, _) => return Ok(answer),
     };
     let raw = Raw::begin()?;
     let passed = pass_through(ours);
     drop(raw);
-    stdout().flush()?;
-    let answer = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-    // A program that could not be started never had the terminal: its refusal says more than the closed terminal.
-    if !matches!(answer, Answer::Refused(_)) {
-        passed?;
-    }
-    Ok(answer)
+    passed?;
+    Ok(conversation.answer()?.0)
 }
 
 /// `/sys` of the network namespace that was entered, in a mount namespace of this process alone.

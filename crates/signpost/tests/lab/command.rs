@@ -136,6 +136,7 @@ fn after_a_crash_nothing_runs_and_the_next_up_goes_on_with_the_objects() {
     until("the daemon dies with the lab", || {
         std::fs::read_to_string(daemon.path().join("cgroup.procs")).unwrap().is_empty()
     });
+    until("the lab is dead", || !state::lives(&name.0));
     assert!(text(&name.lab(&["status"])).contains("dead"));
     well(name.lab(&["up", "--nodes", "1", "--families", "ipv4"]));
     well(kubectl(&["get", "configmap", "kept"]));

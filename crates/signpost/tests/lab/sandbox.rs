@@ -81,7 +81,7 @@ fn shell(script: &str) -> Start {
         argv: vec!["sh".into(), "-c".into(), script.into()],
         env: vec![("PATH".into(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into())],
         directory: None,
-        terminal: false,
+        terminal: None,
         user: None,
         group: None,
     }
@@ -157,6 +157,27 @@ async fn programs_end_with_status_or_signal_and_their_children_with_them() {
     missing.argv = vec!["/no/such/program".into()];
     let error = sandbox.start_program(missing, [null(), null(), null()]).await.err().unwrap();
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_is_the_pods_own_and_has_its_size_from_the_start() {
+    let pod = Pod::start("terminal", vec![]).await;
+    let sandbox = pod.sandbox.as_ref().unwrap();
+    let script = shell("tty; stty size; read line; echo got $line; exit 4");
+    let (program, ours) = sandbox.start_in_terminal(script, (100, 30)).await.unwrap();
+    let mut terminal = signpost_lab::terminal::Terminal::new(ours).unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut terminal, b"hello\n").await.unwrap();
+    let mut text = Vec::new();
+    let read = async {
+        let mut buffer = [0; 1024];
+        while let Ok(length @ 1..) = tokio::io::AsyncReadExt::read(&mut terminal, &mut buffer).await {
+            text.extend_from_slice(&buffer[..length]);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), read).await.unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("/dev/pts/0\r\n30 100\r\n") && text.contains("got hello"), "{text}");
+    assert_eq!(program.exit().await, Exit::Status(4));
 }
 
 #[tokio::test(flavor = "multi_thread")]
