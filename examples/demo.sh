@@ -22,7 +22,10 @@ on_node() { local node=$1; shift; in_place "node/$node" "$@"; }
 fail() { echo "demo: $1" >&2; exit 1; }
 
 say "A cluster of two nodes, out of network namespaces"
-"$signpost" lab down --name demo >/dev/null 2>&1 || true
+if "$signpost" lab kubeconfig --name demo >/dev/null 2>&1; then
+    tell "The lab \`demo\` of an earlier run is still up: ending it."
+    run "signpost lab down --name demo" "$signpost" lab down --name demo
+fi
 run "signpost lab up --name demo --nodes 2" "$signpost" lab up --name demo --nodes 2
 KUBECONFIG=$("$signpost" lab kubeconfig --name demo)
 export KUBECONFIG
@@ -70,8 +73,8 @@ backend=$(grep -v "^$node " <<<"$places" | head -n 1 | cut -d ' ' -f 2)
 tell "The client is on $node; $backend is not."
 capture=$(mktemp)
 trap 'rm -f "$capture"' EXIT
-show "signpost lab exec --name demo pod/$backend -- tcpdump -nn -i eth0 -c 3 tcp     (while the client asks $vip)"
-in_pod "$backend" timeout 10 tcpdump -nn -l -q -i eth0 -c 3 tcp >"$capture" 2>/dev/null &
+show "signpost lab exec --name demo pod/$backend -- tcpdump -nn -q -i eth0 -c 3 tcp     (while the client asks $vip)"
+in_pod "$backend" timeout 10 tcpdump -nn -q -l -i eth0 -c 3 tcp >"$capture" 2>/dev/null &
 watcher=$!
 while kill -0 "$watcher" 2>/dev/null; do in_pod client curl -s -o /dev/null --max-time 1 "http://$vip/" || true; done
 wait "$watcher" || true
