@@ -15,6 +15,7 @@ mod kinds;
 mod session;
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::Stream;
@@ -88,9 +89,14 @@ pub fn watch(client: Client, nodes: &NodeScope) -> impl Stream<Item = Observed> 
     tasks.spawn(Session::<EndpointSlice>::new(client.clone(), sender.clone(), None).run());
     tasks.spawn(Session::<Node>::new(client.clone(), sender.clone(), own).run());
     tasks.spawn(Session::<ServiceCIDR>::new(client, sender, None).run());
+    // The tasks end with the stream that holds them.
     futures::stream::poll_fn(move |context| {
-        // The tasks end with the stream that holds them.
-        let _tasks = &tasks;
+        // One that panicked would leave the consumer with what it knew of its kind, for ever.
+        if let Poll::Ready(Some(Err(error))) = tasks.poll_join_next(context)
+            && let Ok(panic) = error.try_into_panic()
+        {
+            std::panic::resume_unwind(panic);
+        }
         receiver.poll_recv(context)
     })
 }

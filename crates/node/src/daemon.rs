@@ -24,7 +24,7 @@ use signpost_datapath::conntrack::Worker;
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tracing::{info, warn};
 
 use crate::config::{NodeOptions, PodRanges};
@@ -211,7 +211,11 @@ async fn serve<D>(
                 warn!("a call of the kernel still runs; it ends by itself");
             }
         }
-        _ = &mut driver => {}
+        ended = &mut driver => {
+            if let Err(panic) = ended.map_err(JoinError::into_panic) {
+                std::panic::resume_unwind(panic);
+            }
+        }
     }
 }
 
