@@ -55,8 +55,11 @@ impl LabTestCommand {
             std::fs::write(file, junit(&reports)).with_context(|| format!("cannot write {}", file.display()))?;
         }
         print(&format!("{}\n", summary(&reports)));
+        if reports.is_empty() {
+            bail!("none of the scenarios is defined for these modes and families");
+        }
         let failed = reports.iter().any(|report| report.failure.is_some());
-        Ok(if failed || reports.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }
 
@@ -82,6 +85,9 @@ fn chosen_modes(named: &[Mode]) -> anyhow::Result<Vec<Mode>> {
             None => modes.push(mode),
             Some(problem) => print(&format!("left out: mode {mode} ({problem})\n")),
         }
+    }
+    if modes.is_empty() {
+        bail!("no mode can run here");
     }
     Ok(modes)
 }
