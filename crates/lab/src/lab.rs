@@ -9,6 +9,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use signpost_apiserver::{ApiConfig, ApiServer, TlsIdentity, Token};
 use signpost_controller::{ControllerOptions, Controllers};
 use tokio::net::TcpListener;
@@ -78,6 +79,7 @@ impl Lab {
     pub async fn start_telling(spec: LabSpec, tell: impl Fn(&str)) -> Result<Lab, LabError> {
         spec.check()?;
         check_machine()?;
+        raise_file_limit();
         let dir = LabDir::take(&spec.name, spec.dir.as_deref(), spec.durable)?;
         let topology = Topology { families: spec.families, nodes: u8::try_from(spec.nodes.len()).unwrap_or(u8::MAX) };
         let spawner = Spawner::start().map_err(|source| LabError::Start { what: "a thread".to_owned(), source })?;
@@ -314,6 +316,15 @@ fn check_machine() -> Result<(), LabError> {
     Ok(())
 }
 
+/// A lab holds some descriptors for each pod and connection; many systems give a process 1,024 unless it asks.
+fn raise_file_limit() {
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}
+
 async fn open_api(spec: &LabSpec, topology: &Topology, dir: &LabDir) -> Result<Arc<ApiServer>, LabError> {
     let config = ApiConfig {
         dir: spec.durable.then(|| dir.objects()),
@@ -335,18 +346,12 @@ struct Access {
 impl Access {
     /// Writes the kubeconfigs; gives the path of kubectl's.
     fn write(&self, dir: &LabDir) -> Result<PathBuf, LabError> {
-        let path = dir.path().join("kubeconfig");
+        let path = dir.kubeconfig();
         let text = |url: &str| signpost_apiserver::kubeconfig(url, &self.identity, &self.token);
         state::write_private(&path, &text(&self.machine_url))?;
-        let nodes = dir.path().join("nodes");
-        std::fs::create_dir_all(&nodes).map_err(LabError::state("create the directory", &nodes))?;
-        state::write_private(&node_kubeconfig(dir), &text(&self.inside_url))?;
+        state::write_private(&dir.node_kubeconfig(), &text(&self.inside_url))?;
         Ok(path)
     }
-}
-
-fn node_kubeconfig(dir: &LabDir) -> PathBuf {
-    dir.path().join("nodes").join("kubeconfig")
 }
 
 /// Serves the API on the machine's loopback and at the router's addresses.
@@ -446,7 +451,7 @@ fn daemons(spec: &LabSpec, dir: &LabDir, network: &Network, spawner: &Spawner) -
         let folder = dir.path().join("nodes").join(&node.name);
         std::fs::create_dir_all(&folder).map_err(LabError::state("create the directory", &folder))?;
         let mut arguments: Vec<String> = ["node", "--hostname-override", &node.name].map(str::to_owned).into();
-        arguments.extend(["--kubeconfig".to_owned(), node_kubeconfig(dir).display().to_string()]);
+        arguments.extend(["--kubeconfig".to_owned(), dir.node_kubeconfig().display().to_string()]);
         arguments.extend(["--proxy-mode".to_owned(), spec.mode.clone()]);
         arguments.extend(["--cluster-cidr".to_owned(), cidrs.join(",")]);
         if let serde_json::Value::Object(fields) = &spec.node_config

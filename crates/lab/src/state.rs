@@ -6,7 +6,7 @@
 //! | `labs/NAME.lock` | locked by the lab's process, holds its number |
 //! | `labs/NAME/lab.json` | [`Record`] |
 //! | `labs/NAME/control.sock` | see `control` |
-//! | `DIR/kubeconfig` | for kubectl, mode 0600 |
+//! | `labs/NAME/kubeconfig`, `node-kubeconfig` | for kubectl and the daemons, mode 0600; here also with `--dir`: no pod of any lab ever sees `/run` |
 //! | `DIR/nodes/`, `DIR/pods/` | the daemons' configuration and logs, the containers' logs |
 //! | `DIR/api/` | the API's objects, if they are kept |
 
@@ -26,7 +26,9 @@ use crate::spec::Families;
 /// Where all labs are.
 pub const LABS: &str = "/run/signpost/labs";
 /// What a lab puts into its directory; nothing else in it is ever touched.
-const OWN: [&str; 4] = ["kubeconfig", "lab.log", "nodes", "pods"];
+const OWN: [&str; 3] = ["lab.log", "nodes", "pods"];
+/// What it puts into its directory below [`LABS`] besides.
+const SECRET: [&str; 4] = ["kubeconfig", "node-kubeconfig", "lab.json", "control.sock"];
 /// The API's objects, below a lab's directory.
 const OBJECTS: &str = "api";
 
@@ -90,7 +92,7 @@ impl LabDir {
             sweep(&old.dir, keep_objects)?;
         }
         clear_cgroup(&cgroup)?;
-        sweep(&base, keep_objects && dir.is_none())?;
+        sweep_base(&base, keep_objects && dir.is_none())?;
         // From here on, what is made goes again when something fails.
         let mut taken = LabDir { name: name.to_owned(), dir: base.clone(), base, cgroup, lock: Some(lock) };
         private_directory(&taken.base)?;
@@ -105,6 +107,16 @@ impl LabDir {
     /// Where the state is.
     pub fn path(&self) -> &Path {
         &self.dir
+    }
+
+    /// The kubeconfig for kubectl.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.base.join("kubeconfig")
+    }
+
+    /// The kubeconfig for the node daemons.
+    pub fn node_kubeconfig(&self) -> PathBuf {
+        self.base.join("node-kubeconfig")
     }
 
     /// Where the API's objects are.
@@ -144,7 +156,7 @@ impl LabDir {
         let Some(lock) = self.lock.take() else { return Ok(()) };
         let cleared = clear_cgroup(&self.cgroup).and_then(|()| {
             sweep(&self.dir, false)?;
-            sweep(&self.base, false)
+            sweep_base(&self.base, false)
         });
         let path = lock_path(&self.name);
         // Removed while it is held: whoever waits for it sees that it is another file by then.
@@ -268,8 +280,16 @@ fn sweep(dir: &Path, keep_objects: bool) -> Result<(), LabError> {
     Ok(())
 }
 
+/// The same for a lab's directory below [`LABS`].
+fn sweep_base(base: &Path, keep_objects: bool) -> Result<(), LabError> {
+    for name in SECRET {
+        remove(&base.join(name))?;
+    }
+    sweep(base, keep_objects)
+}
+
 fn remove_files(dir: &Path, keep_objects: bool) -> Result<(), LabError> {
-    for name in OWN.iter().chain([&"lab.json", &"control.sock"]) {
+    for name in OWN {
         remove(&dir.join(name))?;
     }
     if !keep_objects {
@@ -341,11 +361,12 @@ mod tests {
         let (name, dir) = (name("dead"), tempfile::tempdir().unwrap());
         let mut lab = LabDir::take(&name, Some(dir.path()), true).unwrap();
         fs::create_dir(lab.objects()).unwrap();
-        fs::write(lab.path().join("kubeconfig"), "token").unwrap();
+        fs::create_dir(lab.path().join("pods")).unwrap();
+        fs::write(lab.kubeconfig(), "token").unwrap();
         lab.lock = None; // as after SIGKILL: nothing is removed
         drop(lab);
         let again = LabDir::take(&name, Some(dir.path()), true).unwrap();
-        assert!(again.objects().exists() && !again.path().join("kubeconfig").exists());
+        assert!(again.objects().exists() && !again.path().join("pods").exists() && !again.kubeconfig().exists());
         let mut lab = again;
         lab.lock = None;
         drop(lab);

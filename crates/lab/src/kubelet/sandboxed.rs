@@ -117,6 +117,7 @@ async fn live(worker: &mut Worker, pod: &Arc<Pod>, attachment: &Attachment, sand
     let spec = pod.spec.clone().unwrap_or_default();
     let board = Arc::new(Board::new(spec.init_containers.as_ref().map_or(0, Vec::len), spec.containers.len()));
     let (stop, stopping) = watch::channel(None);
+    tell_of_volumes(worker, pod);
     let mut plan =
         Plan { worker, pod, attachment, sandbox: &sandbox, board: &board, stopping, handles: BTreeMap::new() };
     let init: Vec<Runner> = plan.runners(spec.init_containers.as_deref().unwrap_or_default(), Slot::Init);
@@ -152,6 +153,16 @@ async fn live(worker: &mut Worker, pod: &Arc<Pod>, attachment: &Attachment, sand
                 return worker.wait_for_deletion().await;
             }
         }
+    }
+}
+
+/// Says that what a container expects at these paths is not there.
+fn tell_of_volumes(worker: &Worker, pod: &Pod) {
+    let mounts = all_containers(pod).flat_map(|container| container.volume_mounts.iter().flatten());
+    let paths: Vec<&str> = mounts.map(|mount| mount.mount_path.as_str()).collect();
+    if !paths.is_empty() {
+        let message = format!("the lab mounts no volumes; not there: {}", paths.join(", "));
+        tell(&worker.context.client, pod, Kind::Warning, "FailedMount", message);
     }
 }
 

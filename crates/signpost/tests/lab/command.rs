@@ -229,3 +229,40 @@ fn a_full_or_foreign_directory_is_refused_and_left_alone() {
     assert_eq!(text(&full).matches("signpost:").count(), 1, "{}", text(&full));
     name.leaves_nothing();
 }
+
+#[test]
+fn a_pod_sees_nothing_of_any_lab_and_passes_input_and_status_through() {
+    let (name, other) = (Name::new("see"), Name::new("other"));
+    // Below a directory of the machine that pods see.
+    let dir = tempfile::tempdir_in("/opt").unwrap();
+    let path = dir.path().join("lab");
+    well(name.lab(&["up", "--nodes", "1", "--dir", &path.display().to_string()]));
+    let kubeconfig = well(name.lab(&["kubeconfig"])).trim().to_owned();
+    let text_of_it = std::fs::read_to_string(&kubeconfig).unwrap();
+    let token = text_of_it.split("token: ").nth(1).unwrap().lines().next().unwrap().trim_matches('"');
+    let kubectl = |arguments: &[&str]| {
+        well(Command::new("kubectl").args(["--kubeconfig", &kubeconfig]).args(arguments).output().unwrap())
+    };
+    kubectl(&["run", "web", "--image=signpost/echo"]);
+    kubectl(&["wait", "--for=condition=Ready", "pod/web", "--timeout=20s"]);
+    well(other.lab(&["up", "--nodes", "1", "--dir", &dir.path().join("other").display().to_string()]));
+    let in_pod = |script: &str| name.lab(&["exec", "pod/web", "--", "sh", "-c", script]);
+    assert_eq!(text(&in_pod("ls /run/signpost")), "bin\nhostname\nhosts\nresolv.conf\n");
+    assert_eq!(text(&in_pod(&format!("ls -A {}", path.display()))), "");
+    let secret = format!("grep -rsF -e {token} {} /run /root /home", dir.path().display());
+    assert_eq!(text(&in_pod(&secret)), "");
+    let unauthorized = text(&in_pod("curl -sk -m 5 https://$KUBERNETES_SERVICE_HOST/api/v1/secrets"));
+    assert!(unauthorized.contains("401"), "{unauthorized}");
+    assert_eq!(in_pod("exit 9").status.code(), Some(9));
+    let mut cat = Command::new(SIGNPOST)
+        .args(["lab", "exec", "--name", &name.0, "pod/web", "--", "cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut cat.stdin.take().unwrap(), b"through").unwrap();
+    assert_eq!(cat.wait_with_output().unwrap().stdout, b"through");
+    well(name.lab(&["down"]));
+    well(other.lab(&["down"]));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing stays in the directory");
+}

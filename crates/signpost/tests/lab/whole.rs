@@ -11,12 +11,10 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use signpost_lab::{Families, Lab, LabSpec, Place};
 
-fn program() -> String {
-    std::env::var("FAKE").unwrap_or_else(|_| env!("CARGO_BIN_EXE_signpost").to_owned())
-}
+const SIGNPOST: &str = env!("CARGO_BIN_EXE_signpost");
 
 async fn lab(what: &str, nodes: usize, families: Families) -> Lab {
-    let mut spec = LabSpec::new(&format!("t-{what}-{}", std::process::id()), nodes, program().into());
+    let mut spec = LabSpec::new(&format!("t-{what}-{}", std::process::id()), nodes, SIGNPOST.into());
     spec.families = families;
     Lab::start(spec).await.unwrap()
 }
@@ -60,16 +58,12 @@ async fn status(pods: &Api<Pod>, name: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn light_pods_serve_as_soon_as_the_lab_is_settled() {
-    let began = Instant::now();
     let lab = lab("light", 2, Families::Dual).await;
-    println!("up: {:?}", began.elapsed());
     let pods: Api<Pod> = Api::namespaced(lab.client(), "default");
-    let began = Instant::now();
     for (name, node) in [("a", "n1"), ("b", "n2"), ("c", "n2")] {
         pods.create(&PostParams::default(), &light(name, node)).await.unwrap();
     }
     lab.settle().await.unwrap();
-    println!("3 light pods: {:?}", began.elapsed());
     let b = status(&pods, "b").await;
     assert_eq!(b["phase"], "Running");
     assert_eq!(b["podIPs"], json!([{"ip": "10.244.2.2"}, {"ip": "fd00:10:244:2::2"}]));
@@ -98,15 +92,11 @@ async fn light_pods_serve_as_soon_as_the_lab_is_settled() {
     annotate("b", "lab.signpost.dev/listening", "true").await;
     assert!(get(&lab, &a, "10.244.2.2:8080").is_ok());
 
-    let began = Instant::now();
     pods.delete("b", &DeleteParams::default()).await.unwrap();
     until("b is gone", async || pods.get_opt("b").await.unwrap().is_none()).await;
     lab.settle().await.unwrap();
-    println!("delete: {:?}", began.elapsed());
-    let began = Instant::now();
     let dir = lab.record().dir.clone();
     lab.stop().await.unwrap();
-    println!("down: {:?}", began.elapsed());
     assert!(!dir.exists());
 }
 
@@ -119,7 +109,6 @@ async fn pods_run_restart_and_end_as_kubernetes_says() {
         spec["nodeName"] = json!("n1");
         pods.create(&PostParams::default(), &pod(json!({"metadata": {"name": name}, "spec": spec}))).await.unwrap();
     };
-    let began = Instant::now();
     make(
         "echo",
         json!({"containers": [{"name": "c", "image": "signpost/echo",
@@ -137,9 +126,7 @@ async fn pods_run_restart_and_end_as_kubernetes_says() {
     )
     .await;
     lab.settle().await.unwrap();
-    println!("5 pods: {:?}", began.elapsed());
     until("echo is ready", async || status(&pods, "echo").await["containerStatuses"][0]["ready"] == true).await;
-    println!("ready: {:?}", began.elapsed());
     let nothing = status(&pods, "nothing").await;
     let waiting = &nothing["containerStatuses"][0]["state"]["waiting"];
     assert_eq!((&nothing["phase"], &waiting["reason"]), (&json!("Pending"), &json!("ErrImagePull")));
@@ -166,4 +153,22 @@ async fn pods_run_restart_and_end_as_kubernetes_says() {
     let cgroup = signpost_lab::cgroup::Cgroup::labs().unwrap().child(&lab.record().name);
     lab.stop().await.unwrap();
     assert!(!Path::new(cgroup.path()).exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_whose_liveness_fails_is_started_anew_and_its_former_log_stays() {
+    let lab = lab("liveness", 1, Families::Ipv4).await;
+    let pods: Api<Pod> = Api::namespaced(lab.client(), "default");
+    let script = "echo run; touch /tmp/alive; sleep 0.3; rm /tmp/alive; exec sleep 600";
+    let spec = json!({"nodeName": "n1", "terminationGracePeriodSeconds": 1, "containers": [{
+        "name": "c", "image": "signpost/echo", "command": ["sh", "-c", script],
+        "livenessProbe": {"exec": {"command": ["test", "-e", "/tmp/alive"]}, "periodSeconds": 1, "failureThreshold": 1},
+    }]});
+    pods.create(&PostParams::default(), &pod(json!({"metadata": {"name": "a"}, "spec": spec}))).await.unwrap();
+    until("it was started anew", async || status(&pods, "a").await["containerStatuses"][0]["restartCount"] == 1).await;
+    let last = &status(&pods, "a").await["containerStatuses"][0]["lastState"]["terminated"];
+    assert_eq!(last["exitCode"], 143, "ended by SIGTERM");
+    let previous = kube::api::LogParams { previous: true, ..Default::default() };
+    assert_eq!(pods.logs("a", &previous).await.unwrap(), "run\n");
+    lab.stop().await.unwrap();
 }
