@@ -58,15 +58,15 @@ impl Cluster {
 
     /// Runs kubectl with arguments that may hold spaces.
     pub async fn words(&self, line: &[&str], input: &str) -> Answer {
-        let mut child = self.command(line).spawn().expect("kubectl is installed (or SIGNPOST_KUBECTL names it)");
-        let mut stdin = child.stdin.take().expect("it is piped");
-        // A kubectl that does not read its input closes it.
-        let _ = stdin.write_all(input.as_bytes()).await;
-        drop(stdin);
-        let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
-        let output = output.unwrap_or_else(|_| panic!("kubectl {line:?} did not end")).expect("its output can be read");
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("kubectl prints UTF-8");
-        Answer { ok: output.status.success(), out: text(output.stdout), err: text(output.stderr) }
+        end(self.command(line), line, input).await
+    }
+
+    /// Runs a kubectl that calls an editor.
+    pub async fn edit(&self, line: &str, editor: &str) -> Answer {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let mut command = self.command(&words);
+        command.env("EDITOR", editor);
+        end(command, &words, "").await
     }
 
     /// What a kubectl that must succeed prints.
@@ -101,6 +101,18 @@ impl Cluster {
         let lines = BufReader::new(child.stdout.take().expect("it is piped"));
         Running { lines, child }
     }
+}
+
+async fn end(mut command: Command, line: &[&str], input: &str) -> Answer {
+    let mut child = command.spawn().expect("kubectl is installed (or SIGNPOST_KUBECTL names it)");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    // A kubectl that does not read its input closes it.
+    let _ = stdin.write_all(input.as_bytes()).await;
+    drop(stdin);
+    let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
+    let output = output.unwrap_or_else(|_| panic!("kubectl {line:?} did not end")).expect("its output can be read");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("kubectl prints UTF-8");
+    Answer { ok: output.status.success(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// A kubectl under way; ends with its value.

@@ -199,3 +199,41 @@ async fn replace_edit_and_delete() {
     cluster.ok("delete namespace gone").await;
     assert!(cluster.fails("get namespace gone", "").await.contains("namespaces \"gone\" not found"));
 }
+
+/// A volume's source and a strategy are unions: the old member goes when the file names another.
+#[tokio::test]
+async fn apply_exchanges_the_members_of_unions() {
+    let cluster = Cluster::start().await;
+    let with = |strategy: &str, source: &str| {
+        let volumes = format!("    spec:\n      volumes: [{{ name: v, {source} }}]\n");
+        WEB.replace("  replicas: 2\n", &format!("  replicas: 2\n  strategy: {strategy}\n"))
+            .replace("    spec:\n", &volumes)
+    };
+    cluster.fed("apply -f -", &with("{ rollingUpdate: { maxSurge: 1 } }", "emptyDir: {}")).await;
+    cluster.fed("apply -f -", &with("{ type: Recreate }", "configMap: { name: c }")).await;
+    let spec = cluster.get("deployment web").await["spec"].clone();
+    assert_eq!(spec["strategy"], json!({ "type": "Recreate" }));
+    let volumes = json!([{ "name": "v", "configMap": { "name": "c", "defaultMode": 420 } }]);
+    assert_eq!(spec["template"]["spec"]["volumes"], volumes);
+}
+
+#[tokio::test]
+async fn edit_restart_cordon_and_taint() {
+    let cluster = Cluster::start().await;
+    cluster.fed("apply -f -", WEB).await;
+    let editor = "sed -i 's/replicas: 2/replicas: 5/'";
+    let answer = cluster.edit("edit deployment web", editor).await;
+    assert!(answer.ok && answer.out == "deployment.apps/web edited\n", "{}{}", answer.out, answer.err);
+    assert_eq!(cluster.get("deployment web").await["spec"]["replicas"], 5);
+    assert_eq!(cluster.ok("rollout restart deployment web").await, "deployment.apps/web restarted\n");
+    let annotations = cluster.get("deployment web").await["spec"]["template"]["metadata"]["annotations"].clone();
+    assert!(annotations["kubectl.kubernetes.io/restartedAt"].is_string(), "{annotations}");
+    cluster.fed("create -f -", r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1"}}"#).await;
+    assert_eq!(cluster.ok("cordon n1").await, "node/n1 cordoned\n");
+    assert_eq!(cluster.ok("taint node n1 a=b:NoSchedule").await, "node/n1 tainted\n");
+    let spec = cluster.get("node n1").await["spec"].clone();
+    assert_eq!(spec["unschedulable"], true);
+    assert!(spec["taints"].to_string().contains(r#""key":"a""#), "{spec}");
+    assert_eq!(cluster.ok("uncordon n1").await, "node/n1 uncordoned\n");
+    assert_eq!(cluster.ok("taint node n1 a-").await, "node/n1 untainted\n");
+}
