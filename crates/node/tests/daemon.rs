@@ -283,7 +283,10 @@ fn a_service_leads_to_its_endpoint_and_a_change_follows() {
 
         let mut kept = TcpStream::connect((address, 80)).await.unwrap();
         assert_eq!(ask(&mut kept).await, "one");
-        cluster.slices().patch("web-1", &PatchParams::default(), &Patch::Merge(&slice("web", 8081))).await.unwrap();
+        let mut changed = slice("web", 8081);
+        let now = k8s_openapi::jiff::Timestamp::now().to_string();
+        changed["metadata"]["annotations"] = json!({"endpoints.kubernetes.io/last-change-trigger-time": now});
+        cluster.slices().patch("web-1", &PatchParams::default(), &Patch::Merge(&changed)).await.unwrap();
         daemon.settle(&cluster).await;
         assert_eq!(reaches(address, 80).await, "two");
         assert_eq!(ask(&mut kept).await, "one", "an open connection stays where it is");
@@ -301,6 +304,7 @@ fn a_service_leads_to_its_endpoint_and_a_change_follows() {
         let programs: Value = serde_json::from_str(&get(10249, "/program").await.1).unwrap();
         assert!(programs["ipv4"].is_object() && programs["ipv6"].is_object());
         let metrics = get(10249, "/metrics").await.1;
+        assert!(metrics.contains("kubeproxy_network_programming_duration_seconds_count 1\n"), "{metrics}");
         assert!(metrics.contains("kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"));
 
         let services: Api<Service> = Api::default_namespaced(cluster.client());
