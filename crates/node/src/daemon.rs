@@ -137,6 +137,31 @@ fn nftables(family: Family, take_over: bool) -> Nftables {
     Nftables::new(family, NftablesConfig { take_over, ..NftablesConfig::default() })
 }
 
+/// Once the kernel holds the plan in this mode, takes out what a former daemon left in another: the rules of both would be
+/// obeyed. Established flows keep their rewriting, which conntrack has and this mode's hooks do.
+async fn succeed_other_mode(mode: Mode, progress: Arc<Progress>) {
+    let mut looks = tokio::time::interval(Duration::from_millis(200));
+    while progress.programmed().is_none() {
+        looks.tick().await;
+    }
+    let remove = move || {
+        for family in families() {
+            let removed: Result<bool, Box<dyn std::error::Error>> = match mode {
+                Mode::Nftables => iptables(family, false).remove_own().map_err(Into::into),
+                Mode::Iptables => nftables(family, false).remove_own().map_err(Into::into),
+            };
+            match removed {
+                Ok(true) => info!(%family, %mode, "the rules of the former mode are removed"),
+                Ok(false) => {}
+                Err(error) => warn!(%family, %error, "cannot look for rules of a former mode"),
+            }
+        }
+    };
+    if let Err(error) = tokio::task::spawn_blocking(remove).await {
+        warn!(%error, "cannot look for rules of a former mode");
+    }
+}
+
 /// Without it, Services work; only UDP clients that keep their port may go on talking to nobody.
 fn flows(family: Family) -> Option<Worker> {
     match Worker::start(family) {
@@ -182,6 +207,7 @@ async fn serve<D>(
             listening.spawn(server::listen(address, router));
         }
     }
+    listening.spawn(succeed_other_mode(mode, progress.clone()));
     let cluster_cidrs = match &options.pods {
         PodRanges::Cluster(ranges) => ranges.clone(),
         PodRanges::Node => Vec::new(),

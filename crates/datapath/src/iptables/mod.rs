@@ -93,17 +93,39 @@ impl Iptables {
     /// # Errors
     /// The kernel or its tool refused.
     pub fn cleanup(&mut self) -> Result<(), IptablesError> {
-        for tool in self.tools() {
-            let change = match tool.observe() {
-                Ok(have) => change::cleanup(&have),
+        self.remove(|_| true).map(|_| ())
+    }
+
+    /// Removes what this program left, for another mode that serves now; tells whether there was anything. What
+    /// kube-proxy left stays.
+    ///
+    /// # Errors
+    /// The kernel or its tool refused.
+    pub fn remove_own(&mut self) -> Result<bool, IptablesError> {
+        self.remove(|have| !have.is_empty() && !have.is_foreign())
+    }
+
+    fn remove(&self, is_to_go: impl Fn(&Observed) -> bool) -> Result<bool, IptablesError> {
+        let mut removed = false;
+        for mut tool in self.tools() {
+            let mut have = tool.observe();
+            if let (Err(IptablesError::Missing { .. }), Variant::Nft) = (&have, tool.variant) {
+                // An iptables from before there were two.
+                tool.variant = Variant::Plain;
+                have = tool.observe();
+            }
+            let have = match have {
+                Ok(have) => have,
                 Err(IptablesError::Missing { .. }) => continue,
                 Err(error) => return Err(error),
             };
-            if !change.is_empty() {
+            let change = change::cleanup(&have);
+            if is_to_go(&have) && !change.is_empty() {
                 tool.restore("remove the rules", &change)?;
+                removed = true;
             }
         }
-        Ok(())
+        Ok(removed)
     }
 
     /// The variant that is used, once that was looked at.
@@ -119,9 +141,19 @@ impl Iptables {
     fn tools(&self) -> Vec<Tool> {
         let variants = match self.config.variant {
             Some(variant) => vec![variant],
-            None => vec![Variant::Nft, Variant::Legacy, Variant::Plain],
+            None if self.legacy_is_in_use() => vec![Variant::Nft, Variant::Legacy],
+            None => vec![Variant::Nft],
         };
         variants.into_iter().map(|variant| self.with_variant(variant)).collect()
+    }
+
+    /// Whether the kernel's old tables are there: to list one that is not makes it.
+    fn legacy_is_in_use(&self) -> bool {
+        let names = match self.family {
+            Family::Ipv4 => "/proc/thread-self/net/ip_tables_names",
+            Family::Ipv6 => "/proc/thread-self/net/ip6_tables_names",
+        };
+        std::fs::read_to_string(names).is_ok_and(|names| !names.trim().is_empty())
     }
 
     fn tool(&mut self) -> Result<&Tool, IptablesError> {
@@ -136,8 +168,7 @@ impl Iptables {
         if let Some(variant) = self.config.variant {
             return Ok(self.with_variant(variant));
         }
-        for variant in [Variant::Nft, Variant::Legacy] {
-            let tool = self.with_variant(variant);
+        for tool in self.tools() {
             let in_use = tool.observe().and_then(|have| {
                 let mangle = tool.save("mangle")?;
                 Ok(!have.is_empty() || mangle.lines().any(|line| HINTS.iter().any(|hint| line.starts_with(hint))))

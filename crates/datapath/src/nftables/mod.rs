@@ -97,6 +97,24 @@ impl Nftables {
     }
 }
 
+impl Nftables {
+    /// Removes what this program left, for another mode that serves now; tells whether there was anything. What
+    /// kube-proxy left stays.
+    ///
+    /// # Errors
+    /// The kernel or nft refused.
+    pub fn remove_own(&mut self) -> Result<bool, NftablesError> {
+        self.take_over = false;
+        match self.observe() {
+            Ok(Observed { table: Some(_) }) => self.cleanup().map(|()| true),
+            Ok(Observed { table: None }) | Err(NftablesError::Foreign { .. } | NftablesError::Missing { .. }) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
 impl Datapath for Nftables {
     type Program = Program;
     type Change = Change;

@@ -165,6 +165,7 @@ fn chains_of_kube_proxy_are_left_alone_unless_told() {
         let mut iptables = Iptables::new(Family::Ipv4, config(None));
         let error = iptables.observe().unwrap_err();
         assert!(matches!(error, IptablesError::Foreign { .. }), "{error}");
+        assert!(!iptables.remove_own().unwrap(), "they are not this program's to remove");
         assert_eq!(iptables.variant(), Some(Variant::Nft), "that in which chains are");
 
         let mut iptables = Iptables::new(Family::Ipv4, IptablesConfig { take_over: true, ..config(None) });
@@ -181,6 +182,43 @@ fn chains_of_kube_proxy_are_left_alone_unless_told() {
     assert_eq!(taken.iter().filter(|line| kubelets(line)).count(), 2, "those of kubelet stay");
     let taken: Vec<String> = taken.into_iter().filter(|line| !kubelets(line)).collect();
     assert_eq!(taken, saved(&fresh, Family::Ipv4, Variant::Nft));
+}
+
+#[test]
+fn another_mode_takes_over_and_cuts_no_connection() {
+    use std::io::Read;
+    use std::net::TcpStream;
+    let net = Net::new();
+    let servers = Servers::new();
+    let family = Family::Ipv4;
+    let at = addresses(family);
+    servers.serve(&net.b, SocketAddr::new(at.b, 8080));
+    let vip = SocketAddr::new(plans::cluster_ip(family, 1), 80);
+    let mut plan = plans::empty(family);
+    plans::add_cluster_ip(&mut plan, 1, Protocol::Tcp, Target::Backends(plans::backends(&[at.b])));
+    let talks = |mut stream: &TcpStream| {
+        let mut bytes = [0; 5];
+        stream.write_all(b"still").unwrap();
+        stream.read_exact(&mut bytes).is_ok()
+    };
+    for variant in VARIANTS {
+        program_with(&net.node, &plan, &mut crate::nftables(family));
+        let streams = [&net.outside, &net.a, &net.node].map(|netns| {
+            let stream = netns.run(|| TcpStream::connect(vip).unwrap());
+            crate::net::hello(&stream).unwrap();
+            stream
+        });
+        program_with(&net.node, &plan, &mut iptables(family, variant));
+        assert!(net.node.run(|| crate::nftables(family).remove_own().unwrap()));
+        assert!(!net.node.run(|| crate::nftables(family).remove_own().unwrap()), "only once");
+        assert!(streams.iter().all(talks));
+        assert!(matches!(reach(&net.outside, Protocol::Tcp, vip), Outcome::Answer { .. }));
+        program_with(&net.node, &plan, &mut crate::nftables(family));
+        assert!(net.node.run(|| Iptables::new(family, config(None)).remove_own().unwrap()));
+        assert!(streams.iter().all(talks));
+        assert!(!saved(&net.node, family, variant).iter().any(|line| line.contains("KUBE-")));
+        net.node.run(|| crate::nftables(family).cleanup().unwrap());
+    }
 }
 
 #[test]
