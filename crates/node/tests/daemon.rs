@@ -1,5 +1,7 @@
 //! The whole daemon, against the embedded API and the real kernel, in a network namespace of its own.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends there")]
+
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
