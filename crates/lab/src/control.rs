@@ -1,28 +1,37 @@
 //! How other processes of root ask a running lab: one JSON line each way over a unix socket in the lab's directory. To
 //! run a program in a pod the asker sends its own input, output and error output along.
 
+mod ready;
+
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use serde::{Deserialize, Serialize};
+use signpost_apiserver::pod_streams::PodStreamError;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+use self::ready::{Ready, until_ready, why_not};
 use crate::error::LabError;
 use crate::lab::Lab;
 use crate::spec::Place;
-use crate::state::{Record, socket};
+use crate::state::{self, Record, socket};
 use crate::sys;
 
 /// The longest question.
 const QUESTION_BYTES: usize = 256 * 1024;
+/// A lab says at once that it has heard a question. One that does not so within this time hangs.
+const HEARD: Duration = Duration::from_secs(10);
+/// How long the lab's own work for an answer may take. A program that a person runs takes as long as it takes.
+const ANSWER: Duration = Duration::from_secs(60);
 
 /// What a lab is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +40,11 @@ pub enum Question {
     Status,
     /// To end; the answer comes when nothing of it is left.
     Down,
+    /// To start a node's daemon, or to stop it and start it again.
+    Restart {
+        /// The node.
+        node: String,
+    },
     /// To run a program somewhere.
     Exec {
         /// Where.
@@ -47,6 +61,12 @@ pub enum Question {
 /// What a lab answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
+    /// It has heard the question and is at work.
+    Heard,
+    /// What it waits for, for a person; the answer comes later.
+    Waiting(String),
+    /// The node's daemon runs, as this process.
+    Restarted(u32),
     /// How it is.
     Status(Status),
     /// It has ended.
@@ -162,20 +182,17 @@ pub async fn serve(lab: Lab, listener: UnixListener, stop: impl Future<Output = 
 /// Answers one question. Gives the stream back if the question is that the lab shall end.
 async fn converse(lab: &Lab, mut stream: UnixStream) -> io::Result<Option<UnixStream>> {
     let (question, descriptors) = hear(&stream).await?;
+    say(&mut stream, &Answer::Heard).await?;
     let answer = match question {
         Question::Down => return Ok(Some(stream)),
         Question::Status => Answer::Status(status(lab).await),
-        Question::Exec { place, container, command, terminal } => {
-            let pod = match &place {
-                Place::Pod(namespace, name) if !lab.kubelet().is_light(namespace, name) => lab
-                    .namespace_of(&place)
-                    .is_ok()
-                    .then_some((namespace.as_str(), name.as_str(), container.as_deref())),
-                _ => None,
-            };
-            match (pod, terminal) {
-                (None, _) => enter(lab, &place),
-                (Some(pod), None) => {
+        Question::Restart { node } => restart(lab, &node).await,
+        Question::Exec { place: Place::Pod(namespace, name), container, command, terminal } => {
+            let pod = (namespace.as_str(), name.as_str(), container.as_deref());
+            match (until_ready(lab, pod, &mut stream).await, terminal) {
+                (Err(problem), _) => Answer::Refused(problem),
+                (Ok(Ready::Light), _) => enter(lab, &Place::Pod(namespace, name)),
+                (Ok(Ready::Sandbox), None) => {
                     let mut rest = [0];
                     tokio::select! {
                         answer = exec(lab, pod, command, descriptors) => answer,
@@ -183,15 +200,31 @@ async fn converse(lab: &Lab, mut stream: UnixStream) -> io::Result<Option<UnixSt
                         _ = stream.read(&mut rest) => return Ok(None),
                     }
                 }
-                (Some(pod), Some(size)) => match exec_in_terminal(lab, pod, command, size, &mut stream).await? {
-                    Some(answer) => answer,
-                    None => return Ok(None),
-                },
+                (Ok(Ready::Sandbox), Some(size)) => {
+                    match exec_in_terminal(lab, pod, command, size, &mut stream).await? {
+                        Some(answer) => answer,
+                        None => return Ok(None),
+                    }
+                }
             }
         }
+        Question::Exec { place, .. } => enter(lab, &place),
     };
     say(&mut stream, &answer).await?;
     Ok(None)
+}
+
+/// Starts a node's daemon, anew if it runs; it answers when this returns.
+async fn restart(lab: &Lab, node: &str) -> Answer {
+    let restarted = async {
+        let daemon = lab.daemon(node)?;
+        daemon.restart().await?;
+        lab.answering(daemon).await
+    };
+    match restarted.await {
+        Ok(pid) => Answer::Restarted(pid),
+        Err(error) => Answer::Refused(error.to_string()),
+    }
 }
 
 async fn hear(stream: &UnixStream) -> io::Result<(Question, Vec<OwnedFd>)> {
@@ -226,8 +259,16 @@ async fn exec(lab: &Lab, pod: PodPlace<'_>, command: Vec<String>, descriptors: V
     };
     match lab.kubelet().run(pod, command, streams).await {
         Ok(status) => Answer::Exit(status),
-        Err(error) => Answer::Refused(error.to_string()),
+        Err(error) => refused(lab, pod, error).await,
     }
+}
+
+async fn refused(lab: &Lab, pod: PodPlace<'_>, error: PodStreamError) -> Answer {
+    let text = error.to_string();
+    Answer::Refused(match error {
+        PodStreamError::NotRunning { .. } => why_not(lab, pod, text).await,
+        PodStreamError::Start { .. } => text,
+    })
 }
 
 /// Sends the terminal, then waits for the program. `None`: the asker left, and the program was ended.
@@ -240,7 +281,7 @@ async fn exec_in_terminal(
 ) -> io::Result<Option<Answer>> {
     let (program, terminal) = match lab.kubelet().run_in_terminal(pod, command, size).await {
         Ok(running) => running,
-        Err(error) => return Ok(Some(Answer::Refused(error.to_string()))),
+        Err(error) => return Ok(Some(refused(lab, pod, error).await)),
     };
     let mut text = serde_json::to_vec(&Answer::Terminal)?;
     text.push(b'\n');
@@ -277,6 +318,9 @@ async fn status(lab: &Lab) -> Status {
     let mut daemons = BTreeMap::new();
     for daemon in lab.daemons() {
         let status = match (daemon.programmed().await, daemon.pid().await) {
+            (Err(LabError::Daemon { problem, log, .. }), _) => {
+                DaemonStatus::Failed(format!("daemon {problem}; its log is {}", log.display()))
+            }
             (Err(error), _) => DaemonStatus::Failed(error.to_string()),
             (Ok(_), Some(pid)) => DaemonStatus::Running(pid),
             (Ok(_), None) => DaemonStatus::Stopped,
@@ -298,26 +342,37 @@ async fn status(lab: &Lab) -> Status {
 /// Asks the lab of a name; waits for its answer.
 ///
 /// # Errors
-/// There is no such lab, or it ended meanwhile.
-pub fn ask(name: &str, question: &Question, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, LabError> {
-    let mut conversation = Conversation::begin(name, question, descriptors)?;
-    Ok(conversation.answer()?.0)
+/// There is no such lab, it hangs, or it ended meanwhile.
+pub fn ask(name: &str, question: &Question) -> Result<Answer, LabError> {
+    Ok(Conversation::begin(name, question, &[])?.answer()?.0)
 }
 
 /// A question to a lab, and what it answers.
 pub struct Conversation {
-    path: PathBuf,
+    name: String,
     stream: StdUnixStream,
     /// What came after the last answer.
     rest: Vec<u8>,
+    descriptor: Option<OwnedFd>,
+    /// How long the lab may take for an answer.
+    limit: Option<Duration>,
 }
 
 impl Conversation {
     /// Asks the lab of a name.
     ///
     /// # Errors
-    /// There is no such lab, or it ended meanwhile.
+    /// There is no such lab, it hangs, or it ended meanwhile.
     pub fn begin(name: &str, question: &Question, descriptors: &[BorrowedFd<'_>]) -> Result<Conversation, LabError> {
+        Conversation::begin_within(HEARD, name, question, descriptors)
+    }
+
+    fn begin_within(
+        heard: Duration,
+        name: &str,
+        question: &Question,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<Conversation, LabError> {
         let path = socket(name);
         let no_such_lab = || LabError::NoSuchLab { name: name.to_owned() };
         let mut stream = StdUnixStream::connect(&path).map_err(|error| match error.kind() {
@@ -325,6 +380,8 @@ impl Conversation {
             _ => LabError::State { op: "connect to", path: path.clone(), source: error },
         })?;
         let mut asked = || -> io::Result<()> {
+            stream.set_read_timeout(Some(heard))?;
+            stream.set_write_timeout(Some(heard))?;
             let mut text = serde_json::to_vec(question)?;
             text.push(b'\n');
             let numbers: Vec<i32> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
@@ -334,32 +391,71 @@ impl Conversation {
                 sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&text)], control, MsgFlags::MSG_NOSIGNAL, None)?;
             io::Write::write_all(&mut stream, &text[sent..])
         };
-        asked().map_err(LabError::state("ask over", &path))?;
-        Ok(Conversation { path, stream, rest: Vec::new() })
+        asked().map_err(failed(name, "ask over"))?;
+        let limit = (!matches!(question, Question::Exec { .. })).then_some(ANSWER);
+        Ok(Conversation { name: name.to_owned(), stream, rest: Vec::new(), descriptor: None, limit })
     }
 
-    /// Waits for the next answer; with [`Answer::Terminal`] comes the terminal.
+    /// Waits for the next answer; with [`Answer::Terminal`] comes the terminal. Never [`Answer::Heard`].
     ///
     /// # Errors
-    /// The lab ended meanwhile.
+    /// The lab hangs, or ended meanwhile.
     pub fn answer(&mut self) -> Result<(Answer, Option<OwnedFd>), LabError> {
-        self.read().map_err(LabError::state("hear over", &self.path))
+        loop {
+            let answer = self.read().map_err(failed(&self.name, "hear over"))?;
+            if answer != Answer::Heard {
+                return Ok((answer, self.descriptor.take()));
+            }
+            self.stream.set_read_timeout(self.limit).map_err(failed(&self.name, "hear over"))?;
+        }
     }
 
-    fn read(&mut self) -> io::Result<(Answer, Option<OwnedFd>)> {
-        let mut descriptor = None;
+    fn read(&mut self) -> io::Result<Answer> {
         let mut buffer = vec![0; 16 * 1024];
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.rest.drain(..=end).collect();
-                return Ok((serde_json::from_slice(&line)?, descriptor));
+                return Ok(serde_json::from_slice(&line)?);
             }
             let (length, came) = sys::receive(&self.stream, &mut buffer, MsgFlags::empty())?;
             if length == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             self.rest.extend_from_slice(&buffer[..length.min(buffer.len())]);
-            descriptor = descriptor.or(came.into_iter().next());
+            self.descriptor = self.descriptor.take().or(came.into_iter().next());
         }
+    }
+}
+
+/// What a failed conversation with the lab of a name means.
+fn failed(name: &str, op: &'static str) -> impl FnOnce(io::Error) -> LabError {
+    move |error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            LabError::Hangs { name: name.to_owned(), pid: state::holder(name) }
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            LabError::Ended { name: name.to_owned() }
+        }
+        _ => LabError::State { op, path: socket(name), source: error },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lab_that_hangs_is_told_within_the_time() {
+        let name = format!("t-hangs-{}", std::process::id());
+        let path = socket(&name);
+        let folder = path.parent().unwrap();
+        std::fs::create_dir_all(folder).unwrap();
+        // Takes connections and never answers, as a process that was stopped.
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let begun = Conversation::begin_within(Duration::from_millis(50), &name, &Question::Status, &[]);
+        let error = begun.and_then(|mut conversation| conversation.answer());
+        drop(listener);
+        std::fs::remove_dir_all(folder).unwrap();
+        assert!(matches!(error, Err(LabError::Hangs { .. })), "{error:?}");
     }
 }

@@ -24,6 +24,10 @@ use crate::spawner::{Spawner, Surroundings};
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// How long a daemon may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
+/// How much of a log's end an error shows.
+const LAST_LINES: usize = 5;
+/// In which part of it they are looked for.
+const LAST_BYTES: usize = 4096;
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -158,8 +162,21 @@ impl Daemon {
     }
 
     fn problem(&self, problem: String) -> LabError {
-        LabError::Daemon { node: self.spec.node.clone(), problem, log: self.spec.log.clone() }
+        let last = last_lines(&self.spec.log);
+        LabError::Daemon { node: self.spec.node.clone(), problem, log: self.spec.log.clone(), last }
     }
+}
+
+/// A log's last lines, each after a line break and indented; without what a terminal would take for a command.
+fn last_lines(log: &std::path::Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let end = String::from_utf8_lossy(&text[text.len().saturating_sub(LAST_BYTES)..]).into_owned();
+    let mut lines: Vec<&str> = end.lines().rev().filter(|line| !line.trim().is_empty()).take(LAST_LINES).collect();
+    lines.reverse();
+    if lines.is_empty() {
+        return " nothing, it is empty".to_owned();
+    }
+    lines.iter().map(|line| format!("\n  {}", line.replace(|c: char| c.is_control() && c != '\t', ""))).collect()
 }
 
 fn is_running(child: &mut Child) -> bool {
@@ -178,4 +195,18 @@ async fn get(netns: &Netns, path: &str) -> io::Result<String> {
         return Err(io::Error::other(head.lines().next().unwrap_or_default().to_owned()));
     }
     Ok(body.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_shows_the_end_of_the_log() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(last_lines(log.path()), " nothing, it is empty");
+        let lines: Vec<String> = (1..=9).map(|n| format!("line {n}\x1b")).collect();
+        std::fs::write(log.path(), lines.join("\n") + "\n\n").unwrap();
+        assert_eq!(last_lines(log.path()), "\n  line 5\n  line 6\n  line 7\n  line 8\n  line 9");
+    }
 }

@@ -44,6 +44,20 @@ pub enum LabError {
         /// The name.
         name: String,
     },
+    /// Its process does not answer.
+    #[error("lab {name} does not answer{}: `signpost lab down --name {name}` ends it", pid.map(|pid| format!(" (process {pid})")).unwrap_or_default())]
+    Hangs {
+        /// The name.
+        name: String,
+        /// Its process, if it said so.
+        pid: Option<u32>,
+    },
+    /// It ended while it was asked.
+    #[error("lab {name} ended before it answered")]
+    Ended {
+        /// The name.
+        name: String,
+    },
     /// A file or directory of the lab's state.
     #[error("cannot {op} {path}: {source}{}", hint(source))]
     State {
@@ -82,7 +96,7 @@ pub enum LabError {
         source: Box<kube::Error>,
     },
     /// A node daemon.
-    #[error("the daemon of node {node} {problem}; its log is {}", log.display())]
+    #[error("the daemon of node {node} {problem}; its log, {}, ends with:{last}", log.display())]
     Daemon {
         /// The node.
         node: String,
@@ -90,6 +104,8 @@ pub enum LabError {
         problem: String,
         /// Where to read more.
         log: PathBuf,
+        /// The log's last lines, each after a line break: the log goes with the lab.
+        last: String,
     },
     /// A place that is not there (any more).
     #[error("there is no {place} in the lab")]

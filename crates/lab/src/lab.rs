@@ -84,7 +84,8 @@ impl Lab {
         let topology = Topology { families: spec.families, nodes: u8::try_from(spec.nodes.len()).unwrap_or(u8::MAX) };
         let spawner = Spawner::start().map_err(|source| LabError::Start { what: "a thread".to_owned(), source })?;
         let network = Arc::new(Network::build(&spawner, topology.clone()).await?);
-        tell(&format!("network: {} nodes, a router, an outside client", spec.nodes.len()));
+        let nodes = counted(spec.nodes.len());
+        tell(&format!("network: {nodes}, a router, an outside client"));
 
         let api = open_api(&spec, &topology, &dir).await?;
         let shutdown = CancellationToken::new();
@@ -123,7 +124,7 @@ impl Lab {
         }
         lab.dir.publish(&lab.record)?;
         lab.settle_within(START).await?;
-        tell(&format!("nodes: {} ready, their daemons have programmed", spec.nodes.len()));
+        tell(&format!("{nodes} ready, the daemons have programmed"));
         Ok(lab)
     }
 
@@ -181,6 +182,25 @@ impl Lab {
     pub fn daemon(&self, node: &str) -> Result<&Daemon, LabError> {
         let found = self.daemons.iter().find(|daemon| daemon.node() == node);
         found.ok_or_else(|| LabError::NoSuchPlace { place: Place::Node(node.to_owned()) })
+    }
+
+    /// Waits until a node's daemon that was started answers; its process.
+    ///
+    /// # Errors
+    /// It ended by itself, or took too long.
+    pub(crate) async fn answering(&self, daemon: &Daemon) -> Result<u32, LabError> {
+        let deadline = Instant::now() + START;
+        loop {
+            let answers = daemon.programmed().await?.is_some_and(|programmed| !programmed.is_empty());
+            if let (true, Some(pid)) = (answers, daemon.pid().await) {
+                return Ok(pid);
+            }
+            if Instant::now() > deadline {
+                let missing = format!("the daemon of node {} does not answer yet", daemon.node());
+                return Err(LabError::Deadline { waited: START, missing });
+            }
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// All nodes' daemons.
@@ -299,6 +319,10 @@ impl Lab {
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         }
     }
+}
+
+fn counted(nodes: usize) -> String {
+    if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") }
 }
 
 /// Root, and the programs that a lab runs.

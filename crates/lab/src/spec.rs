@@ -112,6 +112,9 @@ impl LabSpec {
         if !is_label(&self.name) {
             return Err(SpecError::Name { what: "lab", given: self.name.clone() });
         }
+        if !MODES.contains(&self.mode.as_str()) {
+            return Err(SpecError::Mode { given: self.mode.clone() });
+        }
         if self.nodes.is_empty() || self.nodes.len() > MAX_NODES {
             return Err(SpecError::NodeCount { given: self.nodes.len() });
         }
@@ -126,6 +129,9 @@ impl LabSpec {
         Ok(())
     }
 }
+
+/// The modes of the node daemon that are built.
+pub const MODES: [&str; 3] = ["auto", "nftables", "iptables"];
 
 /// The node segment's addresses 11 to 254 are the nodes'.
 pub const MAX_NODES: usize = 244;
@@ -192,6 +198,12 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
+    /// Not a mode, or one that is not built.
+    #[error("mode {given:?} is not built: take auto, nftables or iptables")]
+    Mode {
+        /// What was given.
+        given: String,
+    },
     /// None or too many.
     #[error("a lab has 1 to {MAX_NODES} nodes, not {given}")]
     NodeCount {
@@ -247,6 +259,9 @@ mod tests {
             assert!(matches!(spec.check(), Err(SpecError::Name { .. })), "{bad}");
         }
         assert!(matches!(LabSpec::new("a", 0, PathBuf::new()).check(), Err(SpecError::NodeCount { .. })));
+        let mut later = LabSpec::new("a", 1, PathBuf::new());
+        later.mode = "ebpf".into();
+        assert!(matches!(later.check(), Err(SpecError::Mode { .. })));
         let mut twice = LabSpec::new("a", 2, PathBuf::new());
         twice.nodes[1].name = "n1".into();
         assert!(matches!(twice.check(), Err(SpecError::NodeTwice { .. })));

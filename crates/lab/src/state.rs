@@ -15,6 +15,7 @@ use std::io::{self, Read, Seek, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::Cgroup;
 use crate::error::LabError;
 use crate::spec::Families;
+use crate::sys;
 
 /// Where all labs are.
 pub const LABS: &str = "/run/signpost/labs";
@@ -29,6 +31,8 @@ pub const LABS: &str = "/run/signpost/labs";
 const OWN: [&str; 3] = ["lab.log", "nodes", "pods"];
 /// What it puts into its directory below [`LABS`] besides.
 const SECRET: [&str; 4] = ["kubeconfig", "node-kubeconfig", "lab.json", "control.sock"];
+/// How long a killed process may take to end.
+const KILLED: Duration = Duration::from_secs(10);
 /// The API's objects, below a lab's directory.
 const OBJECTS: &str = "api";
 
@@ -217,6 +221,39 @@ pub fn holder(name: &str) -> Option<u32> {
     fs::read_to_string(lock_path(name)).ok()?.trim().parse().ok()
 }
 
+/// Ends the process of a lab that answers nothing, and removes what it left.
+///
+/// # Errors
+/// The process is not known for certain, does not end, or something could not be removed.
+pub fn kill_holder(name: &str) -> Result<(), LabError> {
+    let path = lock_path(name);
+    let failed = |source| LabError::State { op: "end the process that holds", path: path.clone(), source };
+    let pid = holder(name).ok_or_else(|| failed(io::Error::other("it does not say its number")))?;
+    let process = sys::hold_process(pid).map_err(failed)?;
+    // Looked at while the process is held: its number means the same one until the signal is sent.
+    let inode = fs::metadata(&path).map_err(failed)?.ino();
+    let locks = fs::read_to_string("/proc/locks").map_err(failed)?;
+    if !locks.lines().any(|line| locks_file(line, pid, inode)) {
+        return Err(failed(io::Error::other(format!("process {pid} is not the one that holds it"))));
+    }
+    sys::kill_process(&process).map_err(failed)?;
+    let deadline = Instant::now() + KILLED;
+    while lives(name) {
+        if Instant::now() > deadline {
+            return Err(failed(io::Error::other(format!("process {pid} does not end"))));
+        }
+        std::thread::sleep(Duration::from_millis(5)); // its lock tells nobody when it is released
+    }
+    clear_dead(name).map(|_| ())
+}
+
+/// Whether a line of /proc/locks says that a process holds the lock of a file.
+fn locks_file(line: &str, pid: u32, inode: u64) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [_, "FLOCK", _, "WRITE", holder, file, ..] = words[..] else { return false };
+    holder == pid.to_string() && file.rsplit(':').next() == Some(&inode.to_string())
+}
+
 fn lock_path(name: &str) -> PathBuf {
     Path::new(LABS).join(format!("{name}.lock")) // a name has no dot: no lab's directory is called so
 }
@@ -345,6 +382,25 @@ mod tests {
         let (base, cgroup) = (first.path().to_owned(), first.cgroup().path().to_owned());
         first.remove().unwrap();
         assert!(!base.exists() && !cgroup.exists() && !lock_path(&name).exists() && !lives(&name));
+    }
+
+    #[test]
+    fn a_process_is_ended_only_if_it_holds_the_labs_lock() {
+        let name = name("holder");
+        private_directory(Path::new(LABS)).unwrap();
+        let file = File::create(lock_path(&name)).unwrap();
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        fs::write(lock_path(&name), other.id().to_string()).unwrap();
+        let error = kill_holder(&name).unwrap_err().to_string();
+        let runs = other.try_wait().unwrap().is_none();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        let inode = lock.metadata().unwrap().ino();
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        assert!(locks.lines().any(|line| locks_file(line, std::process::id(), inode)), "{locks}");
+        fs::remove_file(lock_path(&name)).unwrap();
+        assert!(runs && error.contains("is not the one that holds it"), "{error}");
     }
 
     #[test]

@@ -83,6 +83,51 @@ fn set_capabilities(keep: Capabilities) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes all mounts below `/` that this process sees read-only: those of its mount namespace alone, which must be its own.
+///
+/// # Errors
+/// The kernel refused (before Linux 5.12 it cannot).
+pub fn read_only_mounts() -> io::Result<()> {
+    let attributes = libc::mount_attr { attr_set: libc::MOUNT_ATTR_RDONLY, attr_clr: 0, propagation: 0, userns_fd: 0 };
+    // SAFETY: the path ends with a zero byte; the attributes are of the size that is said, alive during the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            c"/".as_ptr(),
+            libc::AT_RECURSIVE,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    Errno::result(result)?;
+    Ok(())
+}
+
+/// A process, held so that its number cannot come to mean another one.
+///
+/// # Errors
+/// There is no such process.
+pub fn hold_process(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open with integer arguments only.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    let fd = i32::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the kernel just gave this descriptor to us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Sends SIGKILL to a process that is held.
+///
+/// # Errors
+/// It has ended.
+pub fn kill_process(process: &OwnedFd) -> io::Result<()> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: pidfd_send_signal takes a null pointer for "as kill(2) does".
+    let result = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), libc::SIGKILL, none, 0) };
+    Errno::result(result)?;
+    Ok(())
+}
+
 /// Makes the terminal on file descriptor 0 the controlling one of this session, which must have none.
 ///
 /// # Errors

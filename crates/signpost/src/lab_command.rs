@@ -6,6 +6,8 @@
 //! ```
 
 mod exec;
+mod own_mounts;
+mod status;
 mod up;
 
 use std::path::PathBuf;
@@ -13,10 +15,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use signpost_lab::control::{self, Answer, DaemonStatus, Question, Status};
+use signpost_lab::control::{self, Answer, Question};
 use signpost_lab::sandbox::init;
 use signpost_lab::spec::SpecError;
-use signpost_lab::{DEFAULT_NAME, LabError, echo, state};
+use signpost_lab::{DEFAULT_NAME, LabError, Place, echo, state};
 
 use crate::lab_test_command::LabTestCommand;
 
@@ -39,21 +41,31 @@ enum Action {
     Kubeconfig(NameOption),
     /// Run a program in a place of a lab.
     Exec(exec::ExecCommand),
+    /// Start a node's daemon; one that runs is stopped before.
+    Restart(RestartCommand),
     Test(LabTestCommand),
 }
 
 #[derive(Args)]
 struct NameOption {
     /// The lab's name.
-    #[arg(long, default_value = DEFAULT_NAME)]
+    #[arg(long, env = "SIGNPOST_LAB", default_value = DEFAULT_NAME)]
     name: String,
 }
 
 #[derive(Args)]
 struct StatusCommand {
     /// One lab's name. Default: all.
-    #[arg(long)]
+    #[arg(long, env = "SIGNPOST_LAB")]
     name: Option<String>,
+}
+
+#[derive(Args)]
+struct RestartCommand {
+    /// node/NAME
+    target: Place,
+    #[command(flatten)]
+    lab: NameOption,
 }
 
 impl LabCommand {
@@ -73,7 +85,7 @@ impl LabCommand {
         match self.action {
             Action::Up(command) => command.run(),
             Action::Down(NameOption { name }) => down(&name),
-            Action::Status(StatusCommand { name }) => status(name),
+            Action::Status(StatusCommand { name }) => status::status(name),
             Action::Kubeconfig(NameOption { name }) => {
                 let record = state::record(&name).filter(|_| state::lives(&name));
                 let record = record.ok_or(LabError::NoSuchLab { name })?;
@@ -81,6 +93,7 @@ impl LabCommand {
                 Ok(ExitCode::SUCCESS)
             }
             Action::Exec(command) => command.run(),
+            Action::Restart(RestartCommand { target, lab }) => restart(&target, &lab.name),
             Action::Test(command) => command.run(),
         }
     }
@@ -88,7 +101,7 @@ impl LabCommand {
 
 fn down(name: &str) -> anyhow::Result<ExitCode> {
     check_name(name)?;
-    match control::ask(name, &Question::Down, &[]) {
+    match control::ask(name, &Question::Down) {
         Ok(Answer::Down { problem: None }) => println!("lab {name} is down"),
         Ok(Answer::Down { problem: Some(problem) }) => anyhow::bail!("lab {name} is down, but: {problem}"),
         Ok(other) => anyhow::bail!("the lab answered {other:?}"),
@@ -98,11 +111,17 @@ fn down(name: &str) -> anyhow::Result<ExitCode> {
             println!("lab {name} is down");
         }
         Err(LabError::NoSuchLab { .. }) => {
-            if state::clear_dead(name)? {
-                println!("lab {name} did not run any more; what it left is removed");
-            } else {
-                println!("no lab named {name} runs");
+            if !state::clear_dead(name)? {
+                let others: Vec<String> = state::records().into_iter().map(|record| record.name).collect();
+                let others = if others.is_empty() { "none does".to_owned() } else { others.join(", ") };
+                anyhow::bail!("no lab named {name} runs (labs that run: {others})");
             }
+            println!("lab {name} did not run any more; what it left is removed");
+        }
+        Err(LabError::Hangs { .. }) => {
+            eprintln!("lab {name} does not answer: its process is killed now");
+            state::kill_holder(name)?;
+            println!("lab {name} is down");
         }
         Err(error) => {
             // It broke off: perhaps it ended at this moment.
@@ -123,76 +142,25 @@ fn end_by_signal(name: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot end process {pid} of lab {name}"))?;
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(15);
     while state::lives(name) {
-        anyhow::ensure!(std::time::Instant::now() < deadline, "lab {name} (process {pid}) does not end");
+        if std::time::Instant::now() > deadline {
+            eprintln!("lab {name} (process {pid}) does not end: it is killed now");
+            return Ok(state::kill_holder(name)?);
+        }
         std::thread::sleep(std::time::Duration::from_millis(10)); // its lock tells nobody when it is released
     }
     state::clear_dead(name)?;
     Ok(())
 }
 
-fn status(name: Option<String>) -> anyhow::Result<ExitCode> {
-    let names: Vec<String> = match name {
-        Some(name) => {
-            check_name(&name)?;
-            vec![name]
-        }
-        None => state::records().into_iter().map(|record| record.name).collect(),
-    };
-    if names.is_empty() {
-        println!("no lab runs: start one with `signpost lab up`");
+fn restart(target: &Place, name: &str) -> anyhow::Result<ExitCode> {
+    check_name(name)?;
+    let Place::Node(node) = target else { anyhow::bail!("{target} has no daemon: only node/NAME has one") };
+    match control::ask(name, &Question::Restart { node: node.clone() })? {
+        Answer::Restarted(pid) => println!("the daemon of node {node} runs as process {pid}"),
+        Answer::Refused(problem) => anyhow::bail!("{problem}"),
+        other => anyhow::bail!("the lab answered {other:?}"),
     }
-    let mut all_well = true;
-    for name in names {
-        match control::ask(&name, &Question::Status, &[]) {
-            Ok(Answer::Status(status)) => {
-                all_well &= status.daemons.values().all(|daemon| !matches!(daemon, DaemonStatus::Failed(_)));
-                print!("{}", shown(&status));
-            }
-            Ok(other) => anyhow::bail!("the lab answered {other:?}"),
-            Err(LabError::NoSuchLab { .. }) => {
-                all_well = false;
-                if state::lives(&name) {
-                    println!("{name}: starting or ending");
-                } else if state::record(&name).is_some() {
-                    println!("{name}: dead; `signpost lab down --name {name}` removes what it left");
-                } else {
-                    return Err(LabError::NoSuchLab { name }.into());
-                }
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn shown(status: &Status) -> String {
-    use std::fmt::Write;
-    let record = &status.record;
-    let mut text = String::new();
-    let mut line = |key: &str, value: String| {
-        writeln!(text, "  {key:<11} {value}").expect("writing to a String cannot fail");
-    };
-    line("process", record.pid.to_string());
-    line("API", record.api.clone());
-    line("kubeconfig", record.kubeconfig.display().to_string());
-    line("families", record.families.to_string());
-    for node in &record.nodes {
-        let addresses: Vec<String> = node.addresses.iter().map(ToString::to_string).collect();
-        let daemon = match status.daemons.get(&node.name) {
-            Some(DaemonStatus::Running(pid)) => format!("daemon {pid}"),
-            Some(DaemonStatus::Failed(problem)) => problem.clone(),
-            Some(DaemonStatus::Stopped) | None => "daemon stopped".to_owned(),
-        };
-        line(&format!("node {}", node.name), format!("{}  {daemon}", addresses.join(" ")));
-    }
-    let outside: Vec<String> = record.outside.iter().map(ToString::to_string).collect();
-    line("outside", outside.join(" "));
-    let pods: Vec<String> = status.pods.iter().map(|(phase, count)| format!("{count} {phase}")).collect();
-    line("pods", if pods.is_empty() { "none".to_owned() } else { pods.join(", ") });
-    if let Some(unsettled) = &status.unsettled {
-        line("unsettled", unsettled.clone());
-    }
-    format!("{}: up\n{text}", record.name)
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Refuses what could not be a lab's name before it becomes part of a path.
@@ -200,11 +168,17 @@ fn check_name(name: &str) -> Result<(), SpecError> {
     signpost_lab::LabSpec::new(name, 1, PathBuf::new()).check()
 }
 
-/// Writes what the lab has to say to standard error. `RUST_LOG` chooses how much.
-fn log() {
+/// Writes what the lab has to say to standard error. `RUST_LOG` chooses how much. `person`: one may read it there, now.
+fn log(person: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,signpost=info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = person && in_colour(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+}
+
+/// Whether what is written there may hold colours: a terminal, whose user did not ask for none (no-color.org).
+fn in_colour(to: &impl std::io::IsTerminal) -> bool {
+    to.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// `signpost echo`.

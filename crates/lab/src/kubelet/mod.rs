@@ -166,6 +166,11 @@ impl Kubelet {
         self.shared.find(namespace, name)?.netns.get().cloned()
     }
 
+    /// Whether a pod has a sandbox, in which programs can be run.
+    pub fn has_sandbox(&self, namespace: &str, name: &str) -> bool {
+        self.shared.find(namespace, name).is_some_and(|entry| entry.inside.get().is_some())
+    }
+
     /// Whether a pod has no sandbox: its programs would be those of the machine.
     pub fn is_light(&self, namespace: &str, name: &str) -> bool {
         self.shared

@@ -1,21 +1,20 @@
 //! `signpost lab exec TARGET -- CMD`. In a pod the supervisor runs the program on this process' terminal or files; on a
 //! node, outside, or in a light pod this process itself becomes the program, in the place's network.
 
-use std::fs::File;
 use std::io::{IsTerminal, stderr, stdin, stdout};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
-use signpost_lab::control::{self, Answer, Conversation, Question};
+use signpost_lab::control::{Answer, Conversation, Question};
 use signpost_lab::sys::terminal_size;
 use signpost_lab::terminal::{Raw, pass_through};
 use signpost_lab::{DEFAULT_NAME, Netns, Place};
+
+use super::own_mounts;
 
 /// Run a program in a place of a lab.
 #[derive(Args)]
@@ -23,7 +22,7 @@ pub struct ExecCommand {
     /// node/NAME, pod/NAME, pod/NAMESPACE/NAME, outside or router.
     target: Place,
     /// The lab's name.
-    #[arg(long, default_value = DEFAULT_NAME)]
+    #[arg(long, env = "SIGNPOST_LAB", default_value = DEFAULT_NAME)]
     name: String,
     /// The pod's container. Default: its first.
     #[arg(long, short)]
@@ -48,7 +47,8 @@ impl ExecCommand {
             in_terminal(&self.name, &question(Some(terminal_size(stdin())?)))?
         } else {
             let (input, output, error) = (stdin(), stdout(), stderr());
-            control::ask(&self.name, &question(None), &[input.as_fd(), output.as_fd(), error.as_fd()])?
+            let descriptors = [input.as_fd(), output.as_fd(), error.as_fd()];
+            answer(&mut Conversation::begin(&self.name, &question(None), &descriptors)?)?.0
         };
         match answer {
             Answer::Exit(status) => Ok(ExitCode::from(u8::try_from(status & 0xff)?)),
@@ -63,16 +63,26 @@ impl ExecCommand {
         let gone = || format!("{} is gone", self.target);
         std::fs::write(cgroup.join("cgroup.procs"), "0").with_context(gone)?;
         Netns::open(netns).and_then(|netns| netns.enter()).with_context(gone)?;
-        own_sys().context("cannot show the place's network in /sys")?;
+        own_mounts::enter(&self.target).with_context(|| format!("cannot make the view of {}", self.target))?;
         let (program, arguments) = self.command.split_first().context("no program was given")?;
         let error = Command::new(program).args(arguments).exec();
         bail!("cannot run {program}: {error}")
     }
 }
 
+/// The next answer; what the lab waits for before it is told to the person.
+fn answer(conversation: &mut Conversation) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    loop {
+        match conversation.answer()? {
+            (Answer::Waiting(what), _) => eprintln!("signpost: {what}"),
+            answer => return Ok(answer),
+        }
+    }
+}
+
 fn in_terminal(name: &str, question: &Question) -> anyhow::Result<Answer> {
     let mut conversation = Conversation::begin(name, question, &[])?;
-    let ours = match conversation.answer()? {
+    let ours = match answer(&mut conversation)? {
         (Answer::Terminal, Some(ours)) => ours,
         (answer, _) => return Ok(answer),
     };
@@ -81,18 +91,4 @@ fn in_terminal(name: &str, question: &Question) -> anyhow::Result<Answer> {
     drop(raw);
     passed?;
     Ok(conversation.answer()?.0)
-}
-
-/// `/sys` of the network namespace that was entered, in a mount namespace of this process alone.
-fn own_sys() -> anyhow::Result<()> {
-    unshare(CloneFlags::CLONE_NEWNS)?;
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?;
-    let cgroups = File::open("/sys/fs/cgroup").ok();
-    mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>)?;
-    if let Some(cgroups) = cgroups {
-        let old = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&cgroups));
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mount(Some(old.as_str()), "/sys/fs/cgroup", None::<&str>, flags, None::<&str>)?;
-    }
-    Ok(())
 }

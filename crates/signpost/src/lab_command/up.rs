@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -13,7 +14,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use signpost_lab::spec::SpecError;
 use signpost_lab::{DEFAULT_NAME, Families, Lab, LabSpec, control, spawner};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// The supervisor's last word to the process that started it.
 const UP: &str = "UP";
@@ -31,7 +32,7 @@ pub struct UpCommand {
     #[arg(long, default_value = "dual")]
     families: Families,
     /// The lab's name; labs of different names run side by side.
-    #[arg(long, default_value = DEFAULT_NAME)]
+    #[arg(long, env = "SIGNPOST_LAB", default_value = DEFAULT_NAME)]
     name: String,
     /// Where its state goes; default: /run/signpost/labs/NAME
     #[arg(long, value_name = "DIR")]
@@ -39,7 +40,7 @@ pub struct UpCommand {
     /// Which program of this machine an image stands for. May be given several times.
     #[arg(long = "image", value_name = "NAME=PATH")]
     images: Vec<String>,
-    /// Stay in the foreground; SIGINT and SIGTERM end the lab.
+    /// Stay in the foreground; SIGINT, SIGTERM and SIGHUP end the lab.
     #[arg(long)]
     foreground: bool,
     /// Be the supervisor of `up`: go to the background when the lab is up.
@@ -82,22 +83,26 @@ fn images(given: &[String]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
         if !meta.is_file() || meta.permissions().mode() & 0o111 == 0 {
             bail!("--image {text}: {} is no program that can be executed", path.display());
         }
-        images.insert(name.to_owned(), path.canonicalize()?);
+        if images.insert(name.to_owned(), path.canonicalize()?).is_some() {
+            bail!("--image {text}: the image {name} stands twice");
+        }
     }
     Ok(images)
 }
 
 /// Runs the lab in this process until it is told to end.
 fn supervise(spec: LabSpec, to_background: bool) -> anyhow::Result<ExitCode> {
-    super::log();
+    super::log(!to_background);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
+        let mut hang_up = hang_up()?;
         let mut told = async || {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
+                Some(()) = async { hang_up.as_mut()?.recv().await } => {}
             }
         };
         let lab = tokio::select! {
@@ -115,6 +120,15 @@ fn supervise(spec: LabSpec, to_background: bool) -> anyhow::Result<ExitCode> {
         control::serve(lab, listener, told()).await?;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// The end of the terminal; `None`: whoever started this (nohup) wants it ignored.
+fn hang_up() -> anyhow::Result<Option<Signal>> {
+    let status = std::fs::read_to_string("/proc/self/status").context("cannot read the own state")?;
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let bit = 1 << (nix::libc::SIGHUP - 1);
+    Ok(if ignored & bit == 0 { Some(signal(SignalKind::hangup())?) } else { None })
 }
 
 /// Standard output and error go to the lab's log from now on: whoever reads the caller's shall see their end.
@@ -147,6 +161,10 @@ fn start_supervisor(name: &str) -> anyhow::Result<ExitCode> {
     });
     if !follow(&mut child)? {
         let status = child.wait()?;
+        if let Some(number) = status.signal() {
+            signpost_lab::state::clear_dead(name)?;
+            bail!("the lab's process was ended by signal {number} before the lab was up; what it left is removed");
+        }
         let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
         return Ok(ExitCode::from(code.unwrap_or(1)));
     }
@@ -159,7 +177,7 @@ fn start_supervisor(name: &str) -> anyhow::Result<ExitCode> {
 /// Shows the supervisor's steps; whether the lab came up.
 fn follow(child: &mut Child) -> anyhow::Result<bool> {
     let output = child.stdout.take().context("the supervisor's output was asked for")?;
-    let dim = std::io::stdout().is_terminal();
+    let dim = super::in_colour(&std::io::stdout());
     for line in BufReader::new(output).lines() {
         let line = line?;
         if line == UP {
@@ -172,6 +190,7 @@ fn follow(child: &mut Child) -> anyhow::Result<bool> {
 }
 
 fn how_to_use(record: &signpost_lab::state::Record) -> String {
-    let name = if record.name == DEFAULT_NAME { String::new() } else { format!(" --name {}", record.name) };
+    let default = std::env::var("SIGNPOST_LAB").unwrap_or_else(|_| DEFAULT_NAME.to_owned());
+    let name = if record.name == default { String::new() } else { format!(" --name {}", record.name) };
     format!("\n  export KUBECONFIG={}\n\nstop it with: signpost lab down{name}\n", record.kubeconfig.display())
 }

@@ -102,8 +102,78 @@ fn a_lab_comes_up_serves_and_goes_without_a_trace() {
     well(name.lab(&["down"]));
     name.leaves_nothing();
     assert_eq!(machine(), before, "after the lab");
-    assert!(well(name.lab(&["down"])).contains("no lab named"));
+    let again = name.lab(&["down"]);
+    assert!(again.status.code() == Some(1) && text(&again).contains("no lab named"), "{}", text(&again));
     assert!(!name.lab(&["kubeconfig"]).status.success());
+}
+
+#[test]
+fn a_program_on_a_node_changes_nothing_of_the_machine() {
+    let name = Name::new("view");
+    well(name.lab(&["up", "--nodes", "1", "--families", "ipv4"]));
+    let shell = |script: &str| name.lab(&["exec", "node/n1", "--", "sh", "-c", script]);
+    let machine = nix::unistd::gethostname().unwrap();
+    let probe = format!("/etc/{}", name.0);
+    let refused = shell(&format!("touch {probe}"));
+    assert!(text(&refused).contains("Read-only file system") && !Path::new(&probe).exists(), "{}", text(&refused));
+    assert_eq!(well(shell("hostname")).trim(), "n1");
+    assert_eq!(nix::unistd::gethostname().unwrap(), machine);
+    // Scratch files, locks, network sysctls and rules are the node's own.
+    let own = format!("touch /tmp/{0} /run/{0} && sysctl -qw net.ipv4.ip_default_ttl=61 && nft add table ip t", name.0);
+    well(shell(&own));
+    assert!(!Path::new("/tmp").join(&name.0).exists() && !Path::new("/run").join(&name.0).exists());
+    assert_ne!(std::fs::read_to_string("/proc/sys/net/ipv4/ip_default_ttl").unwrap().trim(), "61");
+    assert!(well(shell("cat /proc/sys/net/ipv4/ip_default_ttl; nft list tables")).contains("61\ntable ip"));
+}
+
+#[test]
+fn a_dead_daemon_is_named_in_the_status_and_started_by_restart() {
+    let name = Name::new("restart");
+    well(name.lab(&["up", "--nodes", "1", "--families", "ipv4"]));
+    let procs = Cgroup::labs().unwrap().child(&name.0).child("n1").child("daemon").path().join("cgroup.procs");
+    let daemon = || std::fs::read_to_string(&procs).unwrap().trim().parse::<i32>().ok();
+    let killed = daemon().unwrap();
+    kill(Pid::from_raw(killed), Signal::SIGKILL).unwrap();
+    let hint = format!("`signpost lab restart node/n1 --name {}` starts it", name.0);
+    until("the status tells", || text(&name.lab(&["status"])).contains(&hint));
+    let said = well(name.lab(&["restart", "node/n1"]));
+    assert!(daemon().is_some_and(|pid| pid != killed && said.contains(&pid.to_string())), "{said}");
+    assert!(text(&name.lab(&["restart", "node/n7"])).contains("there is no node/n7"));
+}
+
+#[test]
+fn a_lab_that_hangs_can_be_taken_down() {
+    let name = Name::new("hangs");
+    well(name.lab(&["up", "--nodes", "1", "--families", "ipv4"]));
+    let pid = state::record(&name.0).unwrap().pid;
+    kill(Pid::from_raw(pid as i32), Signal::SIGSTOP).unwrap();
+    let status = name.lab(&["status"]);
+    assert!(!status.status.success() && text(&status).contains("does not answer"), "{}", text(&status));
+    well(name.lab(&["down"]));
+    name.leaves_nothing();
+}
+
+#[test]
+fn a_program_in_a_pod_waits_for_the_pod() {
+    let name = Name::new("waits");
+    well(name.lab(&["up", "--nodes", "1", "--families", "ipv4"]));
+    let kubeconfig = state::record(&name.0).unwrap().kubeconfig;
+    let run = |pod: &str, image: &str| {
+        let mut kubectl = Command::new("kubectl");
+        kubectl.arg("--kubeconfig").arg(&kubeconfig).args(["run", pod, "--image", image]);
+        well(kubectl.output().unwrap());
+    };
+    run("client", "signpost/echo");
+    assert_eq!(well(name.lab(&["exec", "pod/client", "--", "hostname"])).trim(), "client");
+    run("none", "no/such");
+    let refused = name.lab(&["exec", "pod/none", "--", "true"]);
+    assert!(
+        text(&refused).contains("ErrImagePull") || text(&refused).contains("ImagePullBackOff"),
+        "{}",
+        text(&refused)
+    );
+    let refused = name.lab(&["exec", "pod/client", "-c", "other", "--", "true"]);
+    assert!(text(&refused).contains("no container named other; it has client"), "{}", text(&refused));
 }
 
 #[test]
@@ -171,7 +241,9 @@ fn an_interrupt_at_any_moment_of_up_leaves_nothing() {
 #[test]
 fn bad_input_gets_one_line_that_says_what_to_do() {
     let name = Name::new("bad");
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 9] = [
+        (&["up", "--mode", "ebpf"], "take auto, nftables or iptables"),
+        (&["up", "--image", "a=/bin/true", "--image", "a=/bin/false"], "stands twice"),
         (&["up", "--nodes", "0"], "1 to 244 nodes"),
         (&["up", "--families", "ipx"], "take ipv4, ipv6 or dual"),
         (&["up", "--image", "nginx"], "NAME=PATH"),
