@@ -10,6 +10,7 @@ mod own_mounts;
 mod status;
 mod up;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,6 +20,7 @@ use signpost_lab::control::{self, Answer, Question};
 use signpost_lab::sandbox::init;
 use signpost_lab::spec::SpecError;
 use signpost_lab::{DEFAULT_NAME, LabError, Place, echo, state};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lab_test_command::LabTestCommand;
 
@@ -184,20 +186,31 @@ fn in_colour(to: &impl std::io::IsTerminal) -> bool {
 /// `signpost echo`.
 #[derive(Args)]
 pub struct EchoCommand {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    /// Where to listen: tcp/PORT (HTTP as well), udp/PORT, or tcp/ADDRESS:PORT; any number, each also as
+    /// `--listen WHERE`. Without any: tcp/8080 and udp/8080.
+    #[arg(value_name = "WHERE", trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
 impl EchoCommand {
-    /// Serves for ever.
+    /// Serves until SIGTERM or SIGINT, which is a good end.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let listens = echo::arguments(&self.arguments)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let mut server = echo::EchoServer::new(echo::Identity::from_environment());
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let mut server = echo::EchoServer::recording(echo::Identity::from_environment());
             let sockets = echo::Sockets::bind(&listens).context("cannot listen")?;
             server.listen(sockets).context("cannot listen")?;
-            server.run().await;
+            let places: Vec<String> = listens.iter().map(ToString::to_string).collect();
+            // A log that nobody takes is no reason not to serve.
+            let _ = writeln!(std::io::stdout(), "listening on {}", places.join(", "));
+            tokio::select! {
+                () = server.run() => {}
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
             Ok(ExitCode::SUCCESS)
         })
     }

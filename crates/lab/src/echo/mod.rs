@@ -5,6 +5,7 @@
 //! TCP: a connection whose first line is an HTTP request is served as HTTP; on any other, each line is answered with
 //! one line. UDP: each datagram is answered with one. Every answer is one line of JSON, an [`Answer`].
 
+mod record;
 mod serve;
 
 use std::fmt;
@@ -18,7 +19,9 @@ use nix::sys::socket::{setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Where the echo server listens, as its argument `--listen` says it: `tcp/8080`, `udp/127.0.0.1:53`, `tcp/[::1]:80`.
+use self::record::Record;
+
+/// Where the echo server listens, as its arguments say it: `tcp/8080`, `udp/127.0.0.1:53`, `tcp/[::1]:80`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Listen {
     /// TCP (and HTTP) or UDP.
@@ -71,7 +74,7 @@ impl FromStr for Listen {
     }
 }
 
-/// `--listen` was not understood.
+/// An argument was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot listen on {given:?}: write tcp/PORT, udp/PORT, or tcp/ADDRESS:PORT")]
 pub struct BadListen {
@@ -85,7 +88,7 @@ pub const DEFAULT_LISTEN: [Listen; 2] = [
     Listen { transport: Transport::Udp, address: None, port: 8080 },
 ];
 
-/// Reads the arguments of `signpost echo`: `--listen WHERE` or `--listen=WHERE`, any number of times.
+/// Reads the arguments of `signpost echo`: `WHERE`, `--listen WHERE` or `--listen=WHERE`, any number of times.
 ///
 /// # Errors
 /// Anything else.
@@ -96,7 +99,7 @@ pub fn arguments(args: &[String]) -> Result<Vec<Listen>, BadListen> {
         let place = match argument.strip_prefix("--listen") {
             Some("") => args.next().cloned().unwrap_or_default(),
             Some(rest) if rest.starts_with('=') => rest[1..].to_owned(),
-            _ => return Err(BadListen { given: argument.clone() }),
+            _ => argument.clone(),
         };
         listens.push(place.parse()?);
     }
@@ -205,19 +208,42 @@ fn has_ipv6() -> bool {
 pub struct EchoServer {
     tasks: JoinSet<()>,
     listeners: Vec<AbortHandle>,
-    identity: Arc<Identity>,
-    healthy: Arc<AtomicBool>,
+    service: Arc<Service>,
     connections: serve::Connections,
 }
 
+/// What all sockets of a server have in common.
+struct Service {
+    identity: Identity,
+    healthy: AtomicBool,
+    /// Tells of requests; `None`: a light pod's server, which has no log.
+    record: Option<Record>,
+}
+
+impl Service {
+    fn tell(&self, answer: &Answer) {
+        if let Some(record) = &self.record {
+            record.request(answer);
+        }
+    }
+}
+
 impl EchoServer {
-    /// A server that does not listen yet.
+    /// A server that does not listen yet and tells nobody of its requests.
     pub fn new(identity: Identity) -> EchoServer {
+        EchoServer::with(identity, None)
+    }
+
+    /// A server that writes a line of each request to standard output, as far as they do not come too fast.
+    pub fn recording(identity: Identity) -> EchoServer {
+        EchoServer::with(identity, Some(Record::default()))
+    }
+
+    fn with(identity: Identity, record: Option<Record>) -> EchoServer {
         EchoServer {
             tasks: JoinSet::new(),
             listeners: Vec::new(),
-            identity: Arc::new(identity),
-            healthy: Arc::new(AtomicBool::new(true)),
+            service: Arc::new(Service { identity, healthy: AtomicBool::new(true), record }),
             connections: serve::Connections::default(),
         }
     }
@@ -230,12 +256,11 @@ impl EchoServer {
         for socket in sockets.tcp {
             let socket = tokio::net::TcpListener::from_std(socket)?;
             let connections = self.connections.clone();
-            let task = serve::tcp(socket, self.identity.clone(), self.healthy.clone(), connections);
-            self.listeners.push(self.tasks.spawn(task));
+            self.listeners.push(self.tasks.spawn(serve::tcp(socket, self.service.clone(), connections)));
         }
         for socket in sockets.udp {
             let socket = tokio::net::UdpSocket::from_std(socket)?;
-            self.listeners.push(self.tasks.spawn(serve::udp(socket, self.identity.clone())));
+            self.listeners.push(self.tasks.spawn(serve::udp(socket, self.service.clone())));
         }
         Ok(())
     }
@@ -249,7 +274,7 @@ impl EchoServer {
 
     /// What `/healthz` answers from now on: 200 or 503.
     pub fn set_healthy(&self, healthy: bool) {
-        self.healthy.store(healthy, Ordering::Relaxed);
+        self.service.healthy.store(healthy, Ordering::Relaxed);
     }
 
     /// Serves for ever.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::cmsg_space;
@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interes
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 
-use super::{Answer, Identity};
+use super::{Answer, Identity, Service};
 
 /// The longest line, header block or body that is read.
 const LONGEST_BYTES: u64 = 1024 * 1024;
@@ -26,16 +26,11 @@ const ECHO_BYTES: usize = 256;
 /// Connections of one server: they outlive its listeners, not it.
 pub(super) type Connections = Arc<Mutex<JoinSet<()>>>;
 
-pub(super) async fn tcp(
-    listener: TcpListener,
-    identity: Arc<Identity>,
-    healthy: Arc<AtomicBool>,
-    connections: Connections,
-) {
+pub(super) async fn tcp(listener: TcpListener, service: Arc<Service>, connections: Connections) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let connection = connection(stream, identity.clone(), healthy.clone());
+                let connection = connection(stream, service.clone());
                 let mut connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
                 while connections.try_join_next().is_some() {}
                 connections.spawn(async move {
@@ -51,7 +46,7 @@ pub(super) async fn tcp(
     }
 }
 
-async fn connection(stream: TcpStream, identity: Arc<Identity>, healthy: Arc<AtomicBool>) -> io::Result<()> {
+async fn connection(stream: TcpStream, service: Arc<Service>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let (peer, reached) = (canonical(stream.peer_addr()?), canonical(stream.local_addr()?));
     let mut stream = BufReader::new(stream);
@@ -59,14 +54,17 @@ async fn connection(stream: TcpStream, identity: Arc<Identity>, healthy: Arc<Ato
         let Some(line) = read_line(&mut stream).await? else { return Ok(()) };
         let text = String::from_utf8_lossy(&line);
         if let Some(request) = text.strip_suffix(" HTTP/1.1").or_else(|| text.strip_suffix(" HTTP/1.0")) {
-            let mut answer = answer(&identity, "http", peer, reached, &[]);
+            let mut answer = answer(&service.identity, "http", peer, reached, &[]);
             answer.request = Some(request.to_owned());
             let keep = text.ends_with("1.1");
-            if !http(&mut stream, answer, keep, healthy.load(Ordering::Relaxed)).await? {
+            service.tell(&answer);
+            if !http(&mut stream, answer, keep, service.healthy.load(Ordering::Relaxed)).await? {
                 return Ok(());
             }
         } else {
-            let text = line_of(&answer(&identity, "tcp", peer, reached, &line));
+            let answer = answer(&service.identity, "tcp", peer, reached, &line);
+            service.tell(&answer);
+            let text = line_of(&answer);
             stream.get_mut().write_all(text.as_bytes()).await?;
         }
     }
@@ -140,7 +138,7 @@ async fn read_line(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Vec<u
     Ok(Some(line))
 }
 
-pub(super) async fn udp(socket: UdpSocket, identity: Arc<Identity>) {
+pub(super) async fn udp(socket: UdpSocket, service: Arc<Service>) {
     let mut buffer = vec![0; 65536];
     loop {
         let received = socket.async_io(Interest::READABLE, || receive(&socket, &mut buffer)).await;
@@ -158,7 +156,9 @@ pub(super) async fn udp(socket: UdpSocket, identity: Arc<Identity>) {
             data = rest;
         }
         let reached_address = SocketAddr::new(reached.to_canonical(), port);
-        let text = line_of(&answer(&identity, "udp", canonical(peer), reached_address, data));
+        let answer = answer(&service.identity, "udp", canonical(peer), reached_address, data);
+        service.tell(&answer);
+        let text = line_of(&answer);
         let sent = socket.async_io(Interest::WRITABLE, || send(&socket, text.as_bytes(), peer, reached)).await;
         if let Err(error) = sent {
             tracing::trace!(%error, "answer not sent");

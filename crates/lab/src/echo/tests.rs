@@ -104,7 +104,9 @@ fn arguments_say_where_to_listen() {
     let listens = arguments(&words("--listen tcp/80 --listen=udp/127.0.0.1:53 --listen tcp/[::1]:81")).unwrap();
     let texts: Vec<String> = listens.iter().map(ToString::to_string).collect();
     assert_eq!(texts, ["tcp/80", "udp/127.0.0.1:53", "tcp/[::1]:81"]);
-    for bad in ["--listen", "--listen tcp", "--listen icmp/1", "--port 80", "--listen tcp/99999", "--listenx"] {
+    // What the error says to write is taken as it stands.
+    assert_eq!(arguments(&words("tcp/9090 udp/53")).unwrap(), ["tcp/9090".parse().unwrap(), "udp/53".parse().unwrap()]);
+    for bad in ["--listen", "--listen tcp", "--listen icmp/1", "--port 80", "--listen tcp/99999", "--listenx", "80"] {
         assert!(arguments(&words(bad)).is_err(), "{bad}");
     }
 }
