@@ -38,9 +38,8 @@ impl Cgroup {
     /// # Errors
     /// The file system is read-only or full.
     pub fn create(&self) -> io::Result<()> {
-        // Again: a lab that ends may remove the directory that all share between its making and ours.
-        let made = fs::create_dir_all(&self.path).or_else(|_| fs::create_dir_all(&self.path));
-        made.map_err(|error| io::Error::new(error.kind(), format!("cgroup {}: {error}", self.path.display())))
+        fs::create_dir_all(&self.path)
+            .map_err(|error| io::Error::new(error.kind(), format!("cgroup {}: {error}", self.path.display())))
     }
 
     /// Its directory.

@@ -1,6 +1,6 @@
 //! Pure. What an image's name means: a program of this machine. There is no registry and no container runtime.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The image that is built in.
@@ -38,8 +38,8 @@ impl Images {
     }
 
     /// All programs, for a pod's view of the machine.
-    pub fn program(&self, name: &str) -> Option<&Path> {
-        self.programs.get(name).or_else(|| self.programs.get(bare_name(name))).map(PathBuf::as_path)
+    pub fn programs(&self) -> BTreeSet<&Path> {
+        self.programs.values().map(PathBuf::as_path).collect()
     }
 }
 

@@ -87,6 +87,7 @@ impl LabDir {
     /// The name is taken, or the directories cannot be made or used.
     pub fn take(name: &str, dir: Option<&Path>, keep_objects: bool) -> Result<LabDir, LabError> {
         let base = Path::new(LABS).join(name);
+        private_directory(Path::new(LABS))?;
         let lock = lock(name)?;
         let cgroup = Cgroup::labs().map_err(|source| LabError::Cgroup { source })?.child(name);
         if let Some(old) = record(name) {
@@ -165,10 +166,6 @@ impl LabDir {
         // Removed while it is held: whoever waits for it sees that it is another file by then.
         let unlocked = ignore_missing(fs::remove_file(&path)).map_err(LabError::state("remove", path));
         drop(lock);
-        // The last one takes what all share along; it is not empty while there are others.
-        let _ = fs::remove_dir(LABS);
-        let _ = Path::new(LABS).parent().map(fs::remove_dir);
-        let _ = self.cgroup.path().parent().map(fs::remove_dir);
         cleared.and(unlocked)
     }
 }
@@ -265,11 +262,7 @@ fn lock(name: &str) -> Result<Flock<File>, LabError> {
     let path = lock_path(name);
     let failed = |op| LabError::state(op, path.clone());
     loop {
-        private_directory(Path::new(LABS))?;
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        if file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-            continue; // the last lab before this one removed the directory just now
-        }
         let file = file.map_err(failed("open"))?;
         let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => lock,

@@ -3,8 +3,11 @@
 
 use std::net::IpAddr;
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 
+use super::sources::{Data, NotFound, Origin, Sources};
 use crate::echo::Identity;
 use crate::images::Image;
 use crate::sandbox::{PROGRAMS, Start};
@@ -28,7 +31,7 @@ pub struct Surroundings<'a> {
 pub enum Unrunnable {
     /// A source of an environment variable that the lab does not have.
     #[error(
-        "environment variable {name}: the lab fills in `value` and `fieldRef` (metadata.name, metadata.namespace, metadata.uid, spec.nodeName, status.podIP, status.podIPs, status.hostIP), not {what}"
+        "environment variable {name}: the lab fills in `value`, `configMapKeyRef`, `secretKeyRef` and `fieldRef` (metadata.name, metadata.namespace, metadata.uid, spec.nodeName, spec.serviceAccountName, status.podIP, status.podIPs, status.hostIP, status.hostIPs), not {what}"
     )]
     Variable {
         /// The variable.
@@ -36,20 +39,55 @@ pub enum Unrunnable {
         /// What it asks for.
         what: String,
     },
+    /// A ConfigMap or Secret is not there.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// It has no such key.
+    #[error("couldn't find key {key} in {origin} {namespace}/{name}")]
+    NoKey {
+        /// What has it not.
+        origin: Origin,
+        /// The pod's namespace.
+        namespace: String,
+        /// The object's name.
+        name: String,
+        /// The key.
+        key: String,
+    },
 }
 
-/// Where the program of a mapped image stands inside the pod, below [`PROGRAMS`].
-pub fn program_name(container: &str, file: &std::path::Path) -> String {
-    let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    format!("{container}/{name}")
+/// The ConfigMaps and Secrets that a container's environment is made from.
+pub fn sources(container: &Container) -> BTreeSet<(Origin, String)> {
+    let mut wanted = BTreeSet::new();
+    for from in container.env_from.iter().flatten() {
+        wanted.extend(from.config_map_ref.iter().map(|map| (Origin::ConfigMap, map.name.clone())));
+        wanted.extend(from.secret_ref.iter().map(|secret| (Origin::Secret, secret.name.clone())));
+    }
+    for from in container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()) {
+        wanted.extend(from.config_map_key_ref.iter().map(|map| (Origin::ConfigMap, map.name.clone())));
+        wanted.extend(from.secret_key_ref.iter().map(|secret| (Origin::Secret, secret.name.clone())));
+    }
+    wanted
+}
+
+/// Where the program of a mapped image stands inside the pod, below [`PROGRAMS`]: under its whole path, so that a
+/// container whose image is changed finds another one.
+pub fn program_name(file: &std::path::Path) -> String {
+    format!("images{}", file.display())
 }
 
 /// What to start for a container.
 ///
 /// # Errors
 /// Its environment asks for what the lab does not have.
-pub fn start(pod: &Pod, container: &Container, image: &Image, around: &Surroundings<'_>) -> Result<Start, Unrunnable> {
-    let env = environment(pod, container, image, around)?;
+pub fn start(
+    pod: &Pod,
+    container: &Container,
+    image: &Image,
+    around: &Surroundings<'_>,
+    sources: &Sources,
+) -> Result<Start, Unrunnable> {
+    let env = environment(pod, container, image, around, sources)?;
     let filled = |words: &Option<Vec<String>>| -> Vec<String> {
         words.iter().flatten().map(|word| expand(word, &env)).collect()
     };
@@ -57,7 +95,7 @@ pub fn start(pod: &Pod, container: &Container, image: &Image, around: &Surroundi
     if argv.is_empty() {
         argv = match image {
             Image::Echo => vec![format!("{PROGRAMS}/signpost"), "echo".to_owned()],
-            Image::Program(path) => vec![format!("{PROGRAMS}/{}", program_name(&container.name, path))],
+            Image::Program(path) => vec![format!("{PROGRAMS}/{}", program_name(path))],
         };
     }
     argv.extend(filled(&container.args));
@@ -70,6 +108,7 @@ fn environment(
     container: &Container,
     image: &Image,
     around: &Surroundings<'_>,
+    sources: &Sources,
 ) -> Result<Vec<(String, String)>, Unrunnable> {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let mut env = vec![
@@ -87,12 +126,46 @@ fn environment(
         let values = [name, pod.metadata.namespace.clone().unwrap_or_default(), node];
         env.extend(Identity::VARIABLES.map(str::to_owned).into_iter().zip(values));
     }
+    let set = |env: &mut Vec<(String, String)>, name: &str, value: String| {
+        env.retain(|(known, _)| known != name);
+        env.push((name.to_owned(), value));
+    };
+    for (name, value) in whole_objects(container, sources)? {
+        set(&mut env, &name, value);
+    }
     for variable in container.env.iter().flatten() {
-        let value = value(pod, variable, around, &env)?;
-        env.retain(|(name, _)| *name != variable.name);
-        env.push((variable.name.clone(), value));
+        if let Some(value) = value(pod, variable, around, &env, sources)? {
+            set(&mut env, &variable.name, value);
+        }
     }
     Ok(env)
+}
+
+/// What `envFrom` brings.
+fn whole_objects(container: &Container, sources: &Sources) -> Result<Vec<(String, String)>, Unrunnable> {
+    let mut all = Vec::new();
+    for from in container.env_from.iter().flatten() {
+        let map = from.config_map_ref.as_ref().map(|map| (Origin::ConfigMap, &map.name, map.optional));
+        let secret = from.secret_ref.as_ref().map(|secret| (Origin::Secret, &secret.name, secret.optional));
+        for (origin, name, optional) in map.into_iter().chain(secret) {
+            let Some(data) = optionally(sources.find(origin, name), optional)? else { continue };
+            let prefix = from.prefix.as_deref().unwrap_or_default();
+            let named = data.iter().map(|(key, value)| (format!("{prefix}{key}"), text(value)));
+            all.extend(named.filter(|(name, _)| !name.is_empty() && !name.contains(['=', '\0'])));
+        }
+    }
+    Ok(all)
+}
+
+fn optionally(found: Result<&Data, NotFound>, optional: Option<bool>) -> Result<Option<&Data>, NotFound> {
+    match found {
+        Err(_) if optional == Some(true) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).replace('\0', "") // nothing that a process could be given
 }
 
 fn value(
@@ -100,10 +173,25 @@ fn value(
     variable: &EnvVar,
     around: &Surroundings<'_>,
     env: &[(String, String)],
-) -> Result<String, Unrunnable> {
+    sources: &Sources,
+) -> Result<Option<String>, Unrunnable> {
     let Some(source) = &variable.value_from else {
-        return Ok(expand(variable.value.as_deref().unwrap_or_default(), env));
+        return Ok(Some(expand(variable.value.as_deref().unwrap_or_default(), env)));
     };
+    let map = source.config_map_key_ref.as_ref().map(|key| (Origin::ConfigMap, &key.name, &key.key, key.optional));
+    let secret = source.secret_key_ref.as_ref().map(|key| (Origin::Secret, &key.name, &key.key, key.optional));
+    if let Some((origin, name, key, optional)) = map.or(secret) {
+        let Some(data) = optionally(sources.find(origin, name), optional)? else { return Ok(None) };
+        return match data.get(key) {
+            None if optional != Some(true) => Err(Unrunnable::NoKey {
+                origin,
+                namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+                name: name.clone(),
+                key: key.clone(),
+            }),
+            found => Ok(found.map(|value| text(value))),
+        };
+    }
     let refuse = |what: &str| Unrunnable::Variable { name: variable.name.clone(), what: what.to_owned() };
     let field = source.field_ref.as_ref().ok_or_else(|| refuse("another source"))?;
     let addresses = |addresses: &[IpAddr]| addresses.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -112,12 +200,14 @@ fn value(
         "metadata.namespace" => pod.metadata.namespace.clone(),
         "metadata.uid" => pod.metadata.uid.clone(),
         "spec.nodeName" => pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+        "spec.serviceAccountName" => pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()),
         "status.podIP" => addresses(around.addresses).into_iter().next(),
         "status.podIPs" => Some(addresses(around.addresses).join(",")),
         "status.hostIP" => addresses(around.host_addresses).into_iter().next(),
+        "status.hostIPs" => Some(addresses(around.host_addresses).join(",")),
         other => return Err(refuse(other)),
     };
-    Ok(text.unwrap_or_default())
+    Ok(Some(text.unwrap_or_default()))
 }
 
 /// `$(NAME)` becomes the value, if there is such a variable; `$$` is a dollar sign.
@@ -176,10 +266,11 @@ mod tests {
         let words = |words: &[&str]| Some(words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>());
         let mut container =
             Container { name: "c".into(), args: words(&["--listen", "tcp/80"]), ..Container::default() };
-        let argv = |container: &Container, image| start(&pod, container, image, &around()).unwrap().argv;
+        let argv =
+            |container: &Container, image| start(&pod, container, image, &around(), &Sources::default()).unwrap().argv;
         assert_eq!(argv(&container, &Image::Echo), ["/run/signpost/bin/signpost", "echo", "--listen", "tcp/80"]);
         let nginx = Image::Program("/usr/sbin/nginx".into());
-        assert_eq!(argv(&container, &nginx)[0], "/run/signpost/bin/c/nginx");
+        assert_eq!(argv(&container, &nginx)[0], "/run/signpost/bin/images/usr/sbin/nginx");
         container.command = words(&["sleep", "$(TIME)", "$$(TIME)", "$(NONE)"]);
         container.args = None;
         container.env = Some(vec![variable("TIME", "5")]);
@@ -201,10 +292,41 @@ mod tests {
         let env = vec![field("ME", "metadata.name"), variable("HELLO", "I am $(ME)"), variable("HOME", "/tmp")];
         let mut container = Container { env: Some(env), ..Container::default() };
         let image = Image::Program("/bin/true".into());
-        let env = start(&pod, &container, &image, &around()).unwrap().env;
+        let none = Sources::default();
+        let env = start(&pod, &container, &image, &around(), &none).unwrap().env;
         assert!(env.contains(&("HELLO".into(), "I am web-1".into())));
         assert_eq!(env.iter().filter(|(name, _)| name == "HOME").count(), 1);
         container.env = Some(vec![field("X", "metadata.labels")]);
-        assert!(start(&pod, &container, &image, &around()).is_err());
+        assert!(start(&pod, &container, &image, &around(), &none).is_err());
+    }
+
+    #[test]
+    fn variables_come_from_config_maps_and_secrets_and_a_missing_key_is_named() {
+        let mut pod = Pod::default();
+        pod.metadata.namespace = Some("shop".into());
+        let map = [("A", "1"), ("B", "2")].map(|(key, value)| (key.to_owned(), value.as_bytes().to_vec()));
+        let sources = Sources::of([((Origin::ConfigMap, "map".to_owned()), map.into_iter().collect())]);
+        let run = |container: serde_json::Value| {
+            let container: Container = serde_json::from_value(container).unwrap();
+            let image = Image::Program("/bin/true".into());
+            let wanted = super::sources(&container);
+            start(&pod, &container, &image, &around(), &sources).map(|start| (wanted, start.env))
+        };
+        let key = |name: &str, key: &str, optional: bool| {
+            serde_json::json!({"name": "c", "env": [
+                {"name": "X", "valueFrom": {"configMapKeyRef": {"name": name, "key": key, "optional": optional}}},
+                {"name": "Y", "value": "is $(X)"}]})
+        };
+        let (wanted, env) = run(key("map", "B", false)).unwrap();
+        assert!(wanted.contains(&(Origin::ConfigMap, "map".into())));
+        assert!(env.contains(&("Y".into(), "is 2".into())));
+        assert_eq!(run(key("map", "C", false)).unwrap_err().to_string(), "couldn't find key C in ConfigMap shop/map");
+        assert_eq!(run(key("other", "C", false)).unwrap_err().to_string(), "configmap \"other\" not found");
+        assert!(!run(key("map", "C", true)).unwrap().1.iter().any(|(name, _)| name == "X"));
+        let from = serde_json::json!({"name": "c", "envFrom": [
+            {"prefix": "P_", "configMapRef": {"name": "map"}}, {"secretRef": {"name": "no", "optional": true}}]});
+        assert!(run(from).unwrap().1.contains(&("P_A".into(), "1".into())));
+        let from = serde_json::json!({"name": "c", "envFrom": [{"secretRef": {"name": "no"}}]});
+        assert_eq!(run(from).unwrap_err().to_string(), "secret \"no\" not found");
     }
 }

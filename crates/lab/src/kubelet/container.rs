@@ -1,4 +1,4 @@
-//! The life of one container: start, probes, end, back-off, start anew.
+//! The life of one container: what it needs, start, probes, end, back-off, start anew.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use nix::sys::signal::Signal;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -17,8 +17,11 @@ use tokio::time::Instant;
 use super::events::{Kind, tell};
 use super::logs::RunLog;
 use super::probes::{self, Target};
+use super::recipe::{Recipe, Unready};
 use super::status::{ContainerView, Ended, Phase, RestartPolicy};
-use super::threshold::BackOff;
+use super::streams::start_problem;
+use super::threshold::{BackOff, Patience};
+use crate::images::unmapped;
 use crate::sandbox::{Exit, Program, Start};
 
 /// The containers of a pod as its status will show them.
@@ -91,8 +94,14 @@ impl CurrentLog {
 pub struct Runner {
     /// For events.
     pub client: kube::Client,
-    /// The pod.
+    /// The pod as it was first told of.
     pub pod: Arc<Pod>,
+    /// The pod with the images of its containers as they are now.
+    pub images: watch::Receiver<Arc<Pod>>,
+    /// How a start is made of a specification.
+    pub recipe: Arc<Recipe>,
+    /// What was started last, for exec.
+    pub template: watch::Sender<Option<Start>>,
     /// Where its states are shown.
     pub board: Arc<Board>,
     /// Its place there.
@@ -109,9 +118,14 @@ pub struct Runner {
     pub stop: watch::Receiver<Option<Instant>>,
 }
 
+/// How long a pull that fails is seen as such.
+const PULL: Duration = Duration::from_secs(5);
+
 enum RunEnd {
     Exited(Exit),
     Unhealthy,
+    /// Another image is wanted.
+    Replaced,
     Stopped(Instant),
 }
 
@@ -121,27 +135,36 @@ impl Runner {
         let mut back_off = BackOff::default();
         let mut runs = 0;
         loop {
+            if !self.prepare().await {
+                return false;
+            }
             let since = Timestamp::now();
             let began = Instant::now();
+            let mut replaced = false;
             let (exit, problem) = match self.start(runs).await {
                 Ok((program, log)) => {
                     self.board.update(self.slot, |view| {
                         view.phase = Phase::Running { since };
                         view.restarts = runs;
                     });
-                    let exit = self.attend(&program).await;
+                    let exit;
+                    (exit, replaced) = self.attend(&program).await;
                     drop(log); // its followers have read all
                     (exit, None)
                 }
                 Err(error) => (Exit::Status(128), Some(self.start_problem(&error))),
             };
             let ended = Ended { exit, since, until: Timestamp::now(), problem };
-            let again = self.policy.restarts(exit) && self.stop.borrow().is_none();
-            let wait = back_off.after(began.elapsed());
+            let again = (replaced || self.policy.restarts(exit)) && self.stop.borrow().is_none();
+            let wait = if replaced { Duration::ZERO } else { back_off.after(began.elapsed()) };
             self.board.update(self.slot, |view| {
                 view.ready = false;
                 view.started = false;
-                if again && !wait.is_zero() {
+                view.restarts = runs;
+                if let (true, Some(problem)) = (again && wait.is_zero(), &ended.problem) {
+                    view.phase = Phase::Waiting { reason: "RunContainerError", message: Some(problem.clone()) };
+                    view.last = Some(ended);
+                } else if again && !wait.is_zero() {
                     view.phase = Phase::Waiting { reason: "CrashLoopBackOff", message: Some(self.back_off_text(wait)) };
                     view.last = Some(ended);
                 } else if again {
@@ -155,12 +178,79 @@ impl Runner {
                 return exit == Exit::Status(0);
             }
             if !wait.is_zero() {
-                self.tell(Kind::Warning, "BackOff", self.back_off_text(wait));
+                let container = &self.target.container.name;
+                let text = format!("Back-off restarting failed container {container} in pod {}", self.pod_text());
+                self.tell(Kind::Warning, "BackOff", text);
             }
             if self.stopped_within(wait).await {
                 return self.end_in_back_off();
             }
             runs += 1;
+        }
+    }
+
+    /// Waits until there is what the container needs; not when the pod shall end first.
+    async fn prepare(&mut self) -> bool {
+        let (mut patience, mut pulls) = (Patience::default(), BackOff::default());
+        loop {
+            let pod = self.images.borrow_and_update().clone();
+            if let Some(container) = specified(&pod, &self.target.container.name) {
+                self.target.container = container.clone();
+            }
+            let on = match self.recipe.start(&self.pod, &self.target.container).await {
+                Ok(start) => {
+                    let image = self.target.container.image.as_deref().unwrap_or_default();
+                    let text = format!("Container image {image:?} already present on machine");
+                    self.tell(Kind::Normal, "Pulled", text);
+                    self.tell(Kind::Normal, "Created", format!("Created container: {}", self.target.container.name));
+                    self.template.send_replace(Some(start.clone()));
+                    self.target.template = start;
+                    return true;
+                }
+                Err(Unready::Image) => {
+                    let _ = pulls.after(Duration::ZERO); // the first back-off is none
+                    self.lack_image(pulls.after(Duration::ZERO)).await
+                }
+                Err(Unready::Config(problem)) => {
+                    self.tell(Kind::Warning, "Failed", format!("Error: {problem}"));
+                    self.wait_as("CreateContainerConfigError", problem);
+                    self.idle(patience.next()).await
+                }
+            };
+            if !on {
+                return false;
+            }
+        }
+    }
+
+    /// A pull that fails, and the wait for the next.
+    async fn lack_image(&mut self, wait: Duration) -> bool {
+        let image = self.target.container.image.clone().unwrap_or_default();
+        let problem = unmapped(&image);
+        self.tell(Kind::Normal, "Pulling", format!("Pulling image {image:?}"));
+        self.tell(Kind::Warning, "Failed", problem.clone());
+        self.tell(Kind::Warning, "Failed", "Error: ErrImagePull".to_owned());
+        self.wait_as("ErrImagePull", problem.clone());
+        if !self.idle(PULL).await {
+            return false;
+        }
+        self.tell(Kind::Normal, "BackOff", format!("Back-off pulling image {image:?}"));
+        self.tell(Kind::Warning, "Failed", "Error: ImagePullBackOff".to_owned());
+        self.wait_as("ImagePullBackOff", format!("Back-off pulling image {image:?}: ErrImagePull: {problem}"));
+        self.idle(wait).await
+    }
+
+    fn wait_as(&self, reason: &'static str, message: String) {
+        self.board.update(self.slot, |view| view.phase = Phase::Waiting { reason, message: Some(message) });
+    }
+
+    /// Waits so long or until another image is wanted; not when the pod shall end.
+    async fn idle(&mut self, wait: Duration) -> bool {
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            Ok(_) = stop.wait_for(Option::is_some) => false,
+            Ok(()) = self.images.changed() => true,
+            () = tokio::time::sleep(wait) => true,
         }
     }
 
@@ -175,16 +265,21 @@ impl Runner {
     }
 
     /// Probes a running program until it ends, of itself or because it must.
-    async fn attend(&mut self, program: &Program) -> Exit {
+    /// Whether it is to be followed by another of another image.
+    async fn attend(&mut self, program: &Program) -> (Exit, bool) {
         let unhealthy = Arc::new(Notify::new());
         let mut probing = JoinSet::new();
         probing.spawn(self.probing(unhealthy.clone()));
         let mut stop = self.stop.clone();
+        let mut images = self.images.clone();
+        let (name, image) = (self.target.container.name.clone(), self.target.container.image.clone());
         let end = tokio::select! {
             exit = program.exit() => RunEnd::Exited(exit),
             () = unhealthy.notified() => RunEnd::Unhealthy,
             Ok(deadline) = stop.wait_for(Option::is_some) => RunEnd::Stopped((*deadline).unwrap_or_else(Instant::now)),
+            Ok(_) = images.wait_for(|pod| specified(pod, &name).is_some_and(|now| now.image != image)) => RunEnd::Replaced,
         };
+        let replaced = matches!(end, RunEnd::Replaced);
         let exit = match end {
             RunEnd::Exited(exit) => exit,
             RunEnd::Unhealthy => {
@@ -197,6 +292,11 @@ impl Runner {
                 let deadline = Instant::now() + grace(&self.pod);
                 self.end(program, deadline).await
             }
+            RunEnd::Replaced => {
+                let text = format!("Container {name} definition changed, will be restarted");
+                self.tell(Kind::Normal, "Killing", text);
+                self.end(program, Instant::now() + grace(&self.pod)).await
+            }
             // The readiness probe goes on meanwhile: an ending pod may serve until it is gone.
             RunEnd::Stopped(deadline) => {
                 self.tell(Kind::Normal, "Killing", format!("Stopping container {}", self.target.container.name));
@@ -204,7 +304,7 @@ impl Runner {
             }
         };
         probing.shutdown().await; // none of them may speak after the end
-        exit
+        (exit, replaced)
     }
 
     /// `preStop`, SIGTERM, and SIGKILL at the deadline.
@@ -255,11 +355,14 @@ impl Runner {
             };
             if let Some(probe) = &container.startup_probe {
                 let passed = Arc::new(Notify::new());
-                let startup = probes::observe(probe, &target, |result| match result {
-                    Ok(()) => passed.notify_one(),
-                    Err(problem) => {
-                        complain("Startup", &problem);
-                        unhealthy.notify_one();
+                let startup = probes::observe(probe, &target, |result, belief| {
+                    if let Err(problem) = result {
+                        complain("Startup", problem);
+                    }
+                    match belief {
+                        Some(true) => passed.notify_one(),
+                        Some(false) => unhealthy.notify_one(),
+                        None => {}
                     }
                 });
                 tokio::select! {
@@ -273,20 +376,24 @@ impl Runner {
             });
             let readiness = async {
                 if let Some(probe) = &container.readiness_probe {
-                    let show = |result: Result<(), String>| {
-                        if let Err(problem) = &result {
+                    let show = |result: &Result<(), String>, belief: Option<bool>| {
+                        if let Err(problem) = result {
                             complain("Readiness", problem);
                         }
-                        board.update(slot, |view| view.ready = result.is_ok());
+                        if let Some(ready) = belief {
+                            board.update(slot, |view| view.ready = ready);
+                        }
                     };
                     probes::observe(probe, &target, show).await;
                 }
             };
             let liveness = async {
                 if let Some(probe) = &container.liveness_probe {
-                    let act = |result: Result<(), String>| {
+                    let act = |result: &Result<(), String>, belief: Option<bool>| {
                         if let Err(problem) = result {
-                            complain("Liveness", &problem);
+                            complain("Liveness", problem);
+                        }
+                        if belief == Some(false) {
                             unhealthy.notify_one();
                         }
                     };
@@ -313,24 +420,35 @@ impl Runner {
 
     fn start_problem(&self, error: &io::Error) -> String {
         let program = self.target.template.argv.first().map_or("", String::as_str);
-        let text = match error.kind() {
-            io::ErrorKind::NotFound => format!(
-                "exec: {program:?}: no such program in the pod (it sees this machine's files without /root, /home, /run and /tmp)"
-            ),
-            _ => format!("exec: {program:?}: {error}"),
-        };
+        let mut text = start_problem(program, error);
+        if error.kind() == io::ErrorKind::NotFound {
+            text.push_str(" (the pod sees this machine's files without /root, /home, /run and /tmp)");
+        }
         self.tell(Kind::Warning, "Failed", format!("Error: {text}"));
         text
     }
 
     fn back_off_text(&self, wait: Duration) -> String {
-        let pod = self.pod.metadata.name.as_deref().unwrap_or_default();
-        format!("back-off {}s restarting failed container={} pod={pod}", wait.as_secs(), self.target.container.name)
+        let (seconds, container) = (wait.as_secs(), &self.target.container.name);
+        format!("back-off {seconds}s restarting failed container={container} pod={}", self.pod_text())
+    }
+
+    /// The pod as the kubelet writes it.
+    fn pod_text(&self) -> String {
+        let meta = &self.pod.metadata;
+        let part = |text: &Option<String>| text.clone().unwrap_or_default();
+        format!("{}_{}({})", part(&meta.name), part(&meta.namespace), part(&meta.uid))
     }
 
     fn tell(&self, kind: Kind, reason: &str, message: String) {
         tell(&self.client, &self.pod, kind, reason, message);
     }
+}
+
+/// A container of a pod by its name.
+fn specified<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+    let spec = pod.spec.as_ref()?;
+    spec.containers.iter().chain(spec.init_containers.iter().flatten()).find(|container| container.name == name)
 }
 
 /// How long a pod may take to end.

@@ -21,10 +21,13 @@ mod light;
 mod logs;
 mod pod;
 mod probes;
+mod recipe;
 mod sandboxed;
+mod sources;
 mod status;
 mod streams;
 mod threshold;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -122,7 +125,9 @@ struct Inside {
 }
 
 struct Handle {
-    template: Start,
+    name: String,
+    /// What was started last; none before the first start.
+    template: watch::Receiver<Option<Start>>,
     folder: PathBuf,
     log: Arc<CurrentLog>,
 }

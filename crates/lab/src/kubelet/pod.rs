@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use super::events::{Kind, tell};
 use super::status::{ContainerView, Facts, pod_status};
+use super::threshold::Patience;
 use super::{Context, Entry, RETRY, light, sandboxed};
 use crate::netns::Netns;
 
@@ -59,8 +60,8 @@ impl Worker {
 
     /// Gives the pod its network, trying again until it has it or the pod is gone or to be deleted.
     pub async fn attach(&mut self) -> Option<Attachment> {
+        let mut patience = Patience::default();
         loop {
-            let told = self.entry.told();
             let pod = self.pod().filter(|pod| pod.metadata.deletion_timestamp.is_none())?;
             match self.try_attach(&pod).await {
                 Ok(attachment) => {
@@ -73,10 +74,21 @@ impl Worker {
                     tracing::warn!(pod = self.entry.name, %error, "pod has no network");
                     let message = format!("Failed to create pod sandbox: {error}");
                     tell(&self.context.client, &pod, Kind::Warning, "FailedCreatePodSandBox", message);
-                    self.entry.done(told);
-                    // The sender lives in the entry that we hold.
-                    let _ = tokio::time::timeout(RETRY, self.pods.changed()).await;
+                    self.rest(patience.next()).await;
                 }
+            }
+        }
+    }
+
+    /// Waits so long, or until the pod is to be deleted or gone; other changes of it are no reason to hurry.
+    pub async fn rest(&mut self, wait: Duration) {
+        let until = tokio::time::Instant::now() + wait;
+        loop {
+            let told = self.entry.told();
+            let living = self.pod().is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
+            self.entry.done(told);
+            if !living || tokio::time::timeout_at(until, self.pods.changed()).await.is_err() {
+                return;
             }
         }
     }

@@ -31,8 +31,8 @@ pub struct Target {
     pub container: Container,
 }
 
-/// Asks for ever; tells each new belief, and with a bad one why.
-pub async fn observe(probe: &Probe, target: &Target, mut tell: impl FnMut(Result<(), String>)) {
+/// Asks for ever; tells each result, and what is believed if that is new with it.
+pub async fn observe(probe: &Probe, target: &Target, mut tell: impl FnMut(&Result<(), String>, Option<bool>)) {
     let seconds = |value: Option<i32>, default: u64| {
         Duration::from_secs(value.and_then(|value| u64::try_from(value).ok()).unwrap_or(default))
     };
@@ -46,11 +46,30 @@ pub async fn observe(probe: &Probe, target: &Target, mut tell: impl FnMut(Result
     loop {
         ticks.tick().await;
         let asked = tokio::time::timeout(timeout, ask(probe, target)).await;
-        let result = asked.unwrap_or_else(|_| Err(format!("no answer within {timeout:?}")));
-        if threshold.observe(result.is_ok()).is_some() {
-            tell(result);
-        }
+        let result = asked.unwrap_or_else(|_| Err(late(probe, target, timeout)));
+        let belief = threshold.observe(result.is_ok());
+        tell(&result, belief);
     }
+}
+
+/// What the kubelet says of an answer that did not come in time.
+fn late(probe: &Probe, target: &Target, timeout: Duration) -> String {
+    let to = |port_of: &IntOrString| port(port_of, &target.container).unwrap_or_default();
+    if let Some(http) = &probe.http_get {
+        let url = url(http, SocketAddr::new(target.address, to(&http.port)));
+        return format!("Get {url:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)");
+    }
+    if let Some(tcp) = &probe.tcp_socket {
+        return format!("dial tcp {}: i/o timeout", SocketAddr::new(target.address, to(&tcp.port)));
+    }
+    let command = probe.exec.as_ref().and_then(|exec| exec.command.clone()).unwrap_or_default().join(" ");
+    format!("command timed out: {command:?} timed out after {}s", timeout.as_secs())
+}
+
+fn url(http: &HTTPGetAction, address: SocketAddr) -> String {
+    let path = http.path.as_deref().unwrap_or("/");
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    format!("http://{address}{slash}{path}")
 }
 
 async fn ask(probe: &Probe, target: &Target) -> Result<(), String> {
@@ -87,7 +106,13 @@ async fn connect(target: &Target, host: Option<&str>, port: u16) -> Result<TcpSt
     let address = SocketAddr::new(address, port);
     let socket = target.node.run(|| if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() });
     let stream = async { socket?.connect(address).await }.await;
-    stream.map_err(|error| format!("dial tcp {address}: {error}"))
+    stream.map_err(|error| format!("dial tcp {address}: connect: {}", reason(&error)))
+}
+
+/// The system's words without its number.
+fn reason(error: &io::Error) -> String {
+    let known = error.raw_os_error().map(|number| nix::errno::Errno::from_raw(number).desc().to_ascii_lowercase());
+    known.unwrap_or_else(|| error.to_string())
 }
 
 async fn get(http: &HTTPGetAction, target: &Target) -> Result<(), String> {
@@ -95,12 +120,13 @@ async fn get(http: &HTTPGetAction, target: &Target) -> Result<(), String> {
         return Err("the lab's kubelet asks by HTTP only, not HTTPS".to_owned());
     }
     let port = port(&http.port, &target.container)?;
-    let mut stream = connect(target, http.host.as_deref(), port).await?;
+    let named = |problem: String| format!("Get {:?}: {problem}", url(http, SocketAddr::new(target.address, port)));
+    let mut stream = connect(target, http.host.as_deref(), port).await.map_err(named)?;
     let status = status_of(&mut stream, http, port).await;
     match status {
         Ok(200..400) => Ok(()),
         Ok(status) => Err(format!("HTTP probe failed with statuscode: {status}")),
-        Err(error) => Err(format!("HTTP probe failed: {error}")),
+        Err(error) => Err(named(reason(&error))),
     }
 }
 

@@ -10,16 +10,18 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::command::{self, Surroundings};
+use super::command;
 use super::container::{Board, CurrentLog, Runner, Slot, grace};
 use super::events::{Kind, tell};
 use super::pod::{Attachment, Worker};
 use super::probes::Target;
+use super::recipe::Recipe;
 use super::status::{ContainerView, Phase, RestartPolicy, restart_policy};
-use super::{Context, Handle, Inside, RETRY, hosts};
+use super::threshold::Patience;
+use super::volumes::{self, VolumeError};
+use super::{Context, Handle, Inside, hosts};
 use crate::cgroup::Cgroup;
-use crate::images::{Image, unmapped};
-use crate::sandbox::{Sandbox, Start, View};
+use crate::sandbox::{Mount, Sandbox, Start, View};
 use crate::state as labs;
 
 pub(super) async fn run(mut worker: Worker, pod: Arc<Pod>) {
@@ -57,15 +59,28 @@ fn state(worker: &Worker) -> PathBuf {
 }
 
 async fn make_sandbox(worker: &mut Worker, attachment: &Attachment, cgroup: &Cgroup) -> Option<Sandbox> {
+    let mut patience = Patience::default();
     loop {
-        let told = worker.entry.told();
         let pod = worker.pod().filter(|pod| pod.metadata.deletion_timestamp.is_none())?;
         let context = worker.context.clone();
+        let mounts = match volumes::mounts(&context.client, &pod, &state(worker)).await {
+            Ok(mounts) => mounts,
+            Err(VolumeError::Unsupported(problem)) => {
+                refuse(worker, &pod, problem).await;
+                return None;
+            }
+            Err(error) => {
+                tell(&context.client, &pod, Kind::Warning, "FailedMount", error.to_string());
+                show_creating(worker, &pod).await;
+                worker.rest(patience.next()).await;
+                continue;
+            }
+        };
         let made = async {
             cgroup.create()?;
             let root = state(worker).join("root");
             std::fs::create_dir_all(&root)?;
-            let view = view(worker, &pod, attachment, root);
+            let view = view(worker, &pod, attachment, root, mounts);
             Sandbox::start(&context.spawner, &context.program, &attachment.netns, cgroup, view).await
         };
         match made.await {
@@ -74,22 +89,37 @@ async fn make_sandbox(worker: &mut Worker, attachment: &Attachment, cgroup: &Cgr
                 tracing::warn!(pod = worker.entry.name, %error, "pod has no sandbox");
                 let message = format!("Failed to create pod sandbox: {error}");
                 tell(&context.client, &pod, Kind::Warning, "FailedCreatePodSandBox", message);
-                worker.entry.done(told);
-                // The sender lives in the entry that we hold.
-                let _ = tokio::time::timeout(RETRY, worker.pods.changed()).await;
+                show_creating(worker, &pod).await;
+                worker.rest(patience.next()).await;
             }
         }
     }
 }
 
-fn view(worker: &Worker, pod: &Pod, attachment: &Attachment, root: PathBuf) -> View {
+/// Shows containers that wait for their pod.
+async fn show_creating(worker: &mut Worker, pod: &Pod) {
+    show_all(worker, pod, ContainerView::creating()).await;
+}
+
+/// Shows containers that never can run, and why.
+async fn refuse(worker: &mut Worker, pod: &Pod, problem: String) {
+    tell(&worker.context.client, pod, Kind::Warning, "Failed", format!("Error: {problem}"));
+    let phase = Phase::Waiting { reason: "CreateContainerConfigError", message: Some(problem) };
+    show_all(worker, pod, ContainerView { phase, ..ContainerView::creating() }).await;
+}
+
+async fn show_all(worker: &mut Worker, pod: &Pod, view: ContainerView) {
+    let spec = pod.spec.as_ref();
+    let init = spec.and_then(|spec| spec.init_containers.as_ref()).map_or(0, Vec::len);
+    let main = spec.map_or(0, |spec| spec.containers.len());
+    worker.show(pod, &vec![view.clone(); init], &vec![view; main]).await;
+}
+
+fn view(worker: &Worker, pod: &Pod, attachment: &Attachment, root: PathBuf, mounts: Vec<Mount>) -> View {
     let context = &worker.context;
     let mut programs = vec![(context.program.clone(), "signpost".to_owned())];
-    for container in all_containers(pod) {
-        if let Some(path) = container.image.as_deref().and_then(|image| context.images.program(image)) {
-            programs.push((path.to_owned(), command::program_name(&container.name, path)));
-        }
-    }
+    // All of them: a container may get another image while its pod runs.
+    programs.extend(context.images.programs().into_iter().map(|path| (path.to_owned(), command::program_name(path))));
     View {
         root,
         hostname: hosts::hostname(pod),
@@ -97,6 +127,7 @@ fn view(worker: &Worker, pod: &Pod, attachment: &Attachment, root: PathBuf) -> V
         resolv_conf: hosts::resolv_conf(pod, context.dns),
         masks: masks(context),
         programs,
+        mounts,
     }
 }
 
@@ -107,9 +138,10 @@ fn masks(context: &Context) -> Vec<PathBuf> {
     masks
 }
 
-fn all_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+fn images_of(pod: &Pod) -> impl Iterator<Item = Option<&str>> {
     let spec = pod.spec.iter();
-    spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+    let containers = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    containers.map(|container| container.image.as_deref())
 }
 
 /// From the first start of a container to the end of the last.
@@ -117,16 +149,30 @@ async fn live(worker: &mut Worker, pod: &Arc<Pod>, attachment: &Attachment, sand
     let spec = pod.spec.clone().unwrap_or_default();
     let board = Arc::new(Board::new(spec.init_containers.as_ref().map_or(0, Vec::len), spec.containers.len()));
     let (stop, stopping) = watch::channel(None);
-    tell_of_volumes(worker, pod);
-    let mut plan =
-        Plan { worker, pod, attachment, sandbox: &sandbox, board: &board, stopping, handles: BTreeMap::new() };
+    let (images, wanted) = watch::channel(pod.clone());
+    let recipe = Arc::new(Recipe {
+        context: worker.context.clone(),
+        addresses: attachment.addresses.clone(),
+        host_addresses: worker.context.network.topology.node(worker.entry.node),
+    });
+    let mut plan = Plan {
+        worker,
+        pod,
+        attachment,
+        sandbox: &sandbox,
+        board: &board,
+        stopping,
+        images: wanted,
+        recipe,
+        handles: BTreeMap::new(),
+    };
     let init: Vec<Runner> = plan.runners(spec.init_containers.as_deref().unwrap_or_default(), Slot::Init);
     let main: Vec<Runner> = plan.runners(&spec.containers, Slot::Main);
     let first = spec.containers.first().map(|container| container.name.clone()).unwrap_or_default();
     let inside = Inside { sandbox: sandbox.clone(), containers: plan.handles, first };
     let _ = worker.entry.inside.set(inside); // the entry is new: nothing else has set it
     let mut running = JoinSet::new();
-    running.spawn(sequence(init, main, spec.containers.len(), stop.subscribe()));
+    running.spawn(sequence(init, main));
     loop {
         let told = worker.entry.told();
         let Some(pod) = worker.pod() else { return }; // forced away: what runs is killed with the sandbox
@@ -138,6 +184,13 @@ async fn live(worker: &mut Worker, pod: &Arc<Pod>, attachment: &Attachment, sand
                 earlier
             });
         }
+        images.send_if_modified(|known| {
+            let other = images_of(known).ne(images_of(&pod));
+            if other {
+                *known = pod.clone();
+            }
+            other
+        });
         let (init, main) = board.views();
         worker.show(&pod, &init, &main).await;
         if init.iter().chain(&main).any(|view| *view != ContainerView::creating()) {
@@ -156,34 +209,18 @@ async fn live(worker: &mut Worker, pod: &Arc<Pod>, attachment: &Attachment, sand
     }
 }
 
-/// Says that what a container expects at these paths is not there.
-fn tell_of_volumes(worker: &Worker, pod: &Pod) {
-    let mounts = all_containers(pod).flat_map(|container| container.volume_mounts.iter().flatten());
-    let paths: Vec<&str> = mounts.map(|mount| mount.mount_path.as_str()).collect();
-    if !paths.is_empty() {
-        let message = format!("the lab mounts no volumes; not there: {}", paths.join(", "));
-        tell(&worker.context.client, pod, Kind::Warning, "FailedMount", message);
-    }
-}
-
 /// Init containers one after another, then all others at once; until the last has ended.
-async fn sequence(init: Vec<Runner>, main: Vec<Runner>, specified: usize, stop: watch::Receiver<Option<Instant>>) {
+async fn sequence(init: Vec<Runner>, main: Vec<Runner>) {
     for runner in init {
         if !runner.run().await {
             return;
         }
     }
-    let waiting_for_images = main.len() < specified;
     let mut running = JoinSet::new();
     for runner in main {
         running.spawn(runner.run());
     }
     while running.join_next().await.is_some() {}
-    if waiting_for_images {
-        let mut stop = stop;
-        // Those without an image wait until the pod is deleted; the sender is gone only with the pod.
-        let _ = stop.wait_for(Option::is_some).await;
-    }
 }
 
 /// Makes the runners of a pod.
@@ -194,32 +231,27 @@ struct Plan<'a> {
     sandbox: &'a Arc<Sandbox>,
     board: &'a Arc<Board>,
     stopping: watch::Receiver<Option<Instant>>,
+    images: watch::Receiver<Arc<Pod>>,
+    recipe: Arc<Recipe>,
     handles: BTreeMap<String, Handle>,
 }
 
 impl Plan<'_> {
-    /// Runners of those containers that can run; the others' places on the board say why they cannot.
     fn runners(&mut self, containers: &[Container], slot: impl Fn(usize) -> Slot) -> Vec<Runner> {
         let places = containers.iter().enumerate().map(|(index, container)| (slot(index), container));
         places.filter_map(|(slot, container)| self.runner(container, slot)).collect()
     }
 
     fn runner(&mut self, container: &Container, slot: Slot) -> Option<Runner> {
-        let name = container.image.as_deref().unwrap_or_default();
-        let Some(image) = self.worker.context.images.find(name) else {
-            self.refuse(slot, "ErrImagePull", unmapped(name));
-            return None;
-        };
-        let template = match self.start(container, &image) {
-            Ok(start) => start,
-            Err(problem) => {
-                self.refuse(slot, "CreateContainerConfigError", problem.to_string());
-                return None;
-            }
-        };
         let folder = state(self.worker).join(&container.name);
         let log = Arc::new(CurrentLog::default());
-        let handle = Handle { template: template.clone(), folder: folder.clone(), log: log.clone() };
+        let template = watch::Sender::new(None);
+        let handle = Handle {
+            name: container.name.clone(),
+            template: template.subscribe(),
+            folder: folder.clone(),
+            log: log.clone(),
+        };
         self.handles.insert(container.name.clone(), handle);
         let policy = match (slot, restart_policy(self.pod)) {
             (Slot::Init(_), RestartPolicy::Always) => RestartPolicy::OnFailure,
@@ -228,13 +260,16 @@ impl Plan<'_> {
         Some(Runner {
             client: self.worker.context.client.clone(),
             pod: self.pod.clone(),
+            images: self.images.clone(),
+            recipe: self.recipe.clone(),
+            template,
             board: self.board.clone(),
             slot,
             target: Target {
                 address: *self.attachment.addresses.first()?,
                 node: self.worker.context.network.nodes[usize::from(self.worker.entry.node) - 1].clone(),
                 sandbox: self.sandbox.clone(),
-                template,
+                template: Start::default(),
                 container: container.clone(),
             },
             folder,
@@ -242,20 +277,5 @@ impl Plan<'_> {
             policy,
             stop: self.stopping.clone(),
         })
-    }
-
-    fn start(&self, container: &Container, image: &Image) -> Result<Start, command::Unrunnable> {
-        let host_addresses = self.worker.context.network.topology.node(self.worker.entry.node);
-        let around = Surroundings {
-            addresses: &self.attachment.addresses,
-            host_addresses: &host_addresses,
-            kubernetes: self.worker.context.kubernetes,
-        };
-        command::start(self.pod, container, image, &around)
-    }
-
-    fn refuse(&self, slot: Slot, reason: &'static str, message: String) {
-        tell(&self.worker.context.client, self.pod, Kind::Warning, "Failed", message.clone());
-        self.board.update(slot, |view| view.phase = Phase::Waiting { reason, message: Some(message) });
     }
 }

@@ -1,6 +1,7 @@
 //! Pure. What a pod's status says, from the states of its containers: phase, conditions, container statuses, as the
 //! kubelet computes them and `kubectl get pods` shows them.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use jiff::Timestamp;
@@ -129,8 +130,14 @@ pub fn pod_status(facts: &Facts<'_>) -> PodStatus {
         host_ip: ips(facts.host_addresses).into_iter().next(),
         host_ips: Some(ips(facts.host_addresses).into_iter().map(|ip| HostIP { ip }).collect()),
         start_time: Some(Time(facts.start)),
-        container_statuses: Some(container_statuses(specs, facts.containers)),
-        init_container_statuses: (!init_specs.is_empty()).then(|| container_statuses(init_specs, facts.init)),
+        container_statuses: Some(container_statuses(facts.pod, specs, facts.containers)),
+        init_container_statuses: (!init_specs.is_empty()).then(|| {
+            let mut statuses = container_statuses(facts.pod, init_specs, facts.init);
+            for (status, view) in statuses.iter_mut().zip(facts.init) {
+                status.ready |= view.succeeded(); // it has done what the others wait for
+            }
+            statuses
+        }),
         qos_class: old.and_then(|status| status.qos_class.clone()).or_else(|| Some("BestEffort".to_owned())),
         observed_generation: facts.pod.metadata.generation,
         ..PodStatus::default()
@@ -223,11 +230,24 @@ fn readiness_gates(pod: &Pod) -> impl Iterator<Item = &str> {
     gates.iter().map(|gate| gate.condition_type.as_str())
 }
 
-fn container_statuses(specs: &[Container], views: &[ContainerView]) -> Vec<ContainerStatus> {
-    specs.iter().zip(views).map(|(spec, view)| container_status(spec, view)).collect()
+fn container_statuses(pod: &Pod, specs: &[Container], views: &[ContainerView]) -> Vec<ContainerStatus> {
+    specs.iter().zip(views).map(|(spec, view)| container_status(pod, spec, view)).collect()
 }
 
-fn container_status(spec: &Container, view: &ContainerView) -> ContainerStatus {
+/// The name of one run of a container, the same each time that it is asked for.
+fn container_id(pod: &Pod, container: &Container, run: u32) -> String {
+    let part = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, &pod.metadata.uid, &container.name, run).hash(&mut hasher);
+        hasher.finish()
+    };
+    format!("signpost://{:016x}{:016x}{:016x}{:016x}", part(0), part(1), part(2), part(3))
+}
+
+fn container_status(pod: &Pod, spec: &Container, view: &ContainerView) -> ContainerStatus {
+    let last_run = if view.is_running() { view.restarts.saturating_sub(1) } else { view.restarts };
+    let ran = !matches!(view.phase, Phase::Waiting { .. }) || view.last.is_some();
+    let id = |run| Some(container_id(pod, spec, run));
     let state = match &view.phase {
         Phase::Waiting { reason, message } => ContainerState {
             waiting: Some(ContainerStateWaiting { reason: Some((*reason).to_owned()), message: message.clone() }),
@@ -237,7 +257,7 @@ fn container_status(spec: &Container, view: &ContainerView) -> ContainerStatus {
             running: Some(ContainerStateRunning { started_at: Some(Time(*since)) }),
             ..ContainerState::default()
         },
-        Phase::Ended(ended) => terminated(ended),
+        Phase::Ended(ended) => terminated(ended, id(view.restarts)),
     };
     let image = spec.image.clone().unwrap_or_default();
     ContainerStatus {
@@ -247,13 +267,14 @@ fn container_status(spec: &Container, view: &ContainerView) -> ContainerStatus {
         ready: view.ready,
         started: Some(view.started),
         restart_count: i32::try_from(view.restarts).unwrap_or(i32::MAX),
+        container_id: if ran { id(view.restarts) } else { None },
         state: Some(state),
-        last_state: Some(view.last.as_ref().map(terminated).unwrap_or_default()),
+        last_state: Some(view.last.as_ref().map(|last| terminated(last, id(last_run))).unwrap_or_default()),
         ..ContainerStatus::default()
     }
 }
 
-fn terminated(ended: &Ended) -> ContainerState {
+fn terminated(ended: &Ended, container_id: Option<String>) -> ContainerState {
     let reason = match (&ended.problem, ended.exit) {
         (Some(_), _) => "StartError",
         (None, Exit::Status(0)) => "Completed",
@@ -266,6 +287,7 @@ fn terminated(ended: &Ended) -> ContainerState {
             message: ended.problem.clone(),
             started_at: Some(Time(ended.since)),
             finished_at: Some(Time(ended.until)),
+            container_id,
             ..ContainerStateTerminated::default()
         }),
         ..ContainerState::default()

@@ -57,15 +57,52 @@ impl PodStreams for Streams {
             let container = request.container.clone();
             let entry = entry(&self.shared, &container)?;
             let (inside, _, handle) = inside(&entry, &container)?;
-            let start = start_of(handle, request.command.clone());
+            let start = start_of(&entry, handle, request.command.clone())?;
             let failed = failed(&request.command);
-            match request.terminal.clone() {
-                Some(sizes) => with_terminal(inside, start, sizes, request).await.map_err(failed),
-                None => with_pipes(inside, start, request).await.map_err(failed),
+            let program = request.command.first().cloned().unwrap_or_default();
+            let (result, output) = match request.terminal.clone() {
+                Some(sizes) => with_terminal(inside, start, sizes, request).await,
+                None => with_pipes(inside, start, request).await,
+            };
+            match (result, output) {
+                (Err(error), Some(to)) if refusal(&error).is_some() => Ok(refuse(&program, &error, to).await),
+                (result, _) => result.map_err(failed),
             }
         })
     }
 }
+
+/// What a shell's status for a program would be that cannot be run.
+fn refusal(error: &io::Error) -> Option<i32> {
+    match error.kind() {
+        io::ErrorKind::NotFound => Some(127),
+        io::ErrorKind::PermissionDenied => Some(126),
+        _ => None,
+    }
+}
+
+/// Tells the client that there is no such program, where it looks for errors.
+async fn refuse(program: &str, error: &io::Error, mut to: Output) -> i32 {
+    let text = format!("exec failed: {}\r\n", start_problem(program, error));
+    // The client may have left.
+    let _ = to.write_all(text.as_bytes()).await;
+    let _ = to.shutdown().await;
+    refusal(error).unwrap_or(126)
+}
+
+/// Why a program cannot be started, as container runtimes say it.
+pub(super) fn start_problem(program: &str, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound if program.contains('/') => {
+            format!("exec: {program:?}: stat {program}: no such file or directory")
+        }
+        io::ErrorKind::NotFound => format!("exec: {program:?}: executable file not found in $PATH"),
+        io::ErrorKind::PermissionDenied => format!("exec: {program:?}: permission denied"),
+        _ => format!("exec: {program:?}: {error}"),
+    }
+}
+
+type Output = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// Runs a program on file descriptors of this machine.
 pub(super) async fn run(
@@ -77,7 +114,7 @@ pub(super) async fn run(
     let entry = entry(shared, container)?;
     let (inside, _, handle) = inside(&entry, container)?;
     let failed = failed(&command);
-    let start = start_of(handle, command);
+    let start = start_of(&entry, handle, command)?;
     let program = inside.sandbox.start_program(start, streams).await.map_err(failed)?;
     Ok(Ending(Some(program)).exit().await)
 }
@@ -92,13 +129,19 @@ pub(super) async fn run_in_terminal(
     let entry = entry(shared, container)?;
     let (inside, _, handle) = inside(&entry, container)?;
     let failed = failed(&command);
-    let start = in_terminal(start_of(handle, command));
+    let start = in_terminal(start_of(&entry, handle, command)?);
     let (program, terminal) = inside.sandbox.start_in_terminal(start, size).await.map_err(failed)?;
     Ok((Ending(Some(program)), terminal))
 }
 
-fn start_of(handle: &Handle, command: Vec<String>) -> Start {
-    Start { argv: command, ..handle.template.clone() }
+fn start_of(entry: &Entry, handle: &Handle, command: Vec<String>) -> Result<Start, PodStreamError> {
+    let template = handle.template.borrow().clone();
+    let template = template.ok_or_else(|| PodStreamError::NotRunning {
+        pod: entry.name.clone(),
+        container: handle.name.clone(),
+        reason: "it has not been started; `kubectl describe pod` tells why".to_owned(),
+    })?;
+    Ok(Start { argv: command, ..template })
 }
 
 fn in_terminal(mut start: Start) -> Start {
@@ -114,7 +157,7 @@ fn failed(command: &[String]) -> impl FnOnce(io::Error) -> PodStreamError + use<
 fn entry(shared: &Shared, container: &ContainerRef) -> Result<Arc<Entry>, PodStreamError> {
     shared.find(&container.namespace, &container.pod).ok_or_else(|| PodStreamError::NotRunning {
         pod: container.pod.clone(),
-        container: container.container.clone().unwrap_or_default(),
+        container: container.container.clone().unwrap_or_else(|| "of the pod".to_owned()),
         reason: "the pod runs on no node of the lab".to_owned(),
     })
 }
@@ -129,7 +172,9 @@ fn inside<'a>(
         reason: reason.to_owned(),
     };
     let Some(inside) = entry.inside.get() else {
-        let name = container.container.as_deref().unwrap_or_default();
+        let pod = entry.pod.borrow().clone();
+        let first = pod.as_ref().and_then(|pod| pod.spec.as_ref()?.containers.first()).map(|first| first.name.clone());
+        let name = container.container.as_deref().or(first.as_deref()).unwrap_or("of the pod");
         return Err(refuse(name, "the pod has no sandbox: it is being made, or the pod is a light one"));
     };
     let name = container.container.as_deref().unwrap_or(&inside.first);
@@ -137,28 +182,47 @@ fn inside<'a>(
     Ok((inside, name, handle.ok_or_else(|| refuse(name, "it cannot run; `kubectl describe pod` tells why"))?))
 }
 
-async fn with_pipes(inside: &Inside, start: Start, request: ExecRequest) -> io::Result<i32> {
+/// Gives the status; or why nothing was started, with the client's output for errors.
+async fn with_pipes(inside: &Inside, start: Start, request: ExecRequest) -> (io::Result<i32>, Option<Output>) {
+    let (mut stdout, mut stderr) = (request.stdout, request.stderr);
+    let (has_input, has_output, has_errors) = (request.stdin.is_some(), stdout.is_some(), stderr.is_some());
+    let started = async move {
+        let input = match has_input {
+            false => (File::open("/dev/null")?.into(), None),
+            true => {
+                let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+                (read, Some(pipe::Sender::from_owned_fd(write)?))
+            }
+        };
+        let (out, error) = (output(has_output)?, output(has_errors)?);
+        let program = inside.sandbox.start_program(start, [input.0, out.0, error.0]).await?;
+        io::Result::Ok((Ending(Some(program)), input.1, out.1, error.1))
+    };
+    let (program, input, out, error) = match started.await {
+        Ok(started) => started,
+        Err(error) => return (Err(error), stderr.take().or(stdout.take())),
+    };
     let mut copying = JoinSet::new();
-    let input = match request.stdin {
-        None => File::open("/dev/null")?.into(),
-        Some(from) => {
-            let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-            let write = pipe::Sender::from_owned_fd(write)?;
-            tokio::spawn(copy(from, write)); // ends with its program, which may well leave input unread
-            read
+    if let (Some(from), Some(to)) = (request.stdin, input) {
+        tokio::spawn(copy(from, to)); // ends with its program, which may well leave input unread
+    }
+    for (from, to) in [(out, stdout), (error, stderr)] {
+        if let (Some(from), Some(to)) = (from, to) {
+            copying.spawn(copy(from, to));
         }
-    };
-    let mut output = |to: Option<Box<dyn AsyncWrite + Send + Unpin>>| -> io::Result<OwnedFd> {
-        let Some(to) = to else { return Ok(File::options().write(true).open("/dev/null")?.into()) };
-        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        copying.spawn(copy(pipe::Receiver::from_owned_fd(read)?, to));
-        Ok(write)
-    };
-    let streams = [input, output(request.stdout)?, output(request.stderr)?];
-    let program = Ending(Some(inside.sandbox.start_program(start, streams).await?));
+    }
     let code = program.exit().await;
     while copying.join_next().await.is_some() {}
-    Ok(code)
+    (Ok(code), None)
+}
+
+/// A program's side of an output and ours, if somebody reads it.
+fn output(wanted: bool) -> io::Result<(OwnedFd, Option<pipe::Receiver>)> {
+    if !wanted {
+        return Ok((File::options().write(true).open("/dev/null")?.into(), None));
+    }
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    Ok((write, Some(pipe::Receiver::from_owned_fd(read)?)))
 }
 
 async fn with_terminal(
@@ -166,10 +230,16 @@ async fn with_terminal(
     start: Start,
     sizes: watch::Receiver<(u16, u16)>,
     request: ExecRequest,
-) -> io::Result<i32> {
+) -> (io::Result<i32>, Option<Output>) {
     let size = *sizes.borrow();
-    let (program, terminal) = inside.sandbox.start_in_terminal(in_terminal(start), size).await?;
-    let (program, terminal) = (Ending(Some(program)), Terminal::new(terminal)?);
+    let started = async {
+        let (program, terminal) = inside.sandbox.start_in_terminal(in_terminal(start), size).await?;
+        io::Result::Ok((Ending(Some(program)), Terminal::new(terminal)?))
+    };
+    let (program, terminal) = match started.await {
+        Ok(started) => started,
+        Err(error) => return (Err(error), request.stdout),
+    };
     let mut side = JoinSet::new();
     if let Some(from) = request.stdin {
         side.spawn(copy(from, terminal.clone()));
@@ -179,7 +249,7 @@ async fn with_terminal(
         // EIO: the last of those who had the terminal open is gone. All of their output was read by then.
         copy(terminal, to).await;
     }
-    Ok(program.exit().await)
+    (Ok(program.exit().await), None)
 }
 
 async fn resize(terminal: Terminal, mut sizes: watch::Receiver<(u16, u16)>) {

@@ -56,6 +56,23 @@ impl BackOff {
     }
 }
 
+/// How long a worker waits before it tries again what was refused: a second, doubled each time up to half a minute.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Patience {
+    tries: u32,
+}
+
+impl Patience {
+    const LONGEST: Duration = Duration::from_secs(30);
+
+    /// The next wait.
+    pub fn next(&mut self) -> Duration {
+        let wait = Duration::from_secs(1 << self.tries.min(10)).min(Patience::LONGEST);
+        self.tries = self.tries.saturating_add(1);
+        wait
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,5 +93,12 @@ mod tests {
         let seconds: Vec<u64> = (0..8).map(|_| back_off.after(Duration::from_secs(1)).as_secs()).collect();
         assert_eq!(seconds, [0, 10, 20, 40, 80, 160, 300, 300]);
         assert_eq!(back_off.after(Duration::from_secs(600)), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_is_refused_again_and_again_is_tried_ever_more_seldom() {
+        let mut patience = Patience::default();
+        let waits: Vec<u64> = (0..7).map(|_| patience.next().as_secs()).collect();
+        assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
     }
 }

@@ -6,6 +6,8 @@
 //! ```
 
 pub mod init;
+mod kernel;
+mod mounts;
 pub mod protocol;
 mod view;
 
@@ -26,7 +28,7 @@ use tokio::sync::{oneshot, watch};
 use crate::cgroup::Cgroup;
 use crate::netns::Netns;
 use crate::spawner::{Spawner, Surroundings};
-pub use protocol::{Exit, PROGRAMS, Start, View};
+pub use protocol::{Exit, Mount, MountSource, PROGRAMS, Start, VOLUMES, View};
 use protocol::{MESSAGE_BYTES, Reply, Request};
 
 /// A running sandbox. Dropped: everything in it is killed.

@@ -11,6 +11,9 @@ pub const MESSAGE_BYTES: usize = 160 * 1024;
 /// Where the programs that a pod needs from outside its view of the machine stand in it.
 pub const PROGRAMS: &str = "/run/signpost/bin";
 
+/// Where a pod's volumes in memory stand in it.
+pub const VOLUMES: &str = "/run/signpost/volumes";
+
 /// What a pod sees of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
@@ -26,10 +29,39 @@ pub struct View {
     pub masks: Vec<PathBuf>,
     /// Programs and the names under which they stand in [`PROGRAMS`]; `signpost` must be among them.
     pub programs: Vec<(PathBuf, String)>,
+    /// Volumes; a later one may stand inside an earlier one.
+    pub mounts: Vec<Mount>,
+}
+
+/// A volume at a place of the pod's view.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// What is shown.
+    pub source: MountSource,
+    /// Which part of it, as a relative path of plain names; a volume in memory gets the directory if it is missing.
+    pub part: Option<PathBuf>,
+    /// Where, as an absolute path. What is missing on the way is made, in the pod's view only.
+    pub target: PathBuf,
+    /// Whether it cannot be written to there.
+    pub read_only: bool,
+}
+
+/// What a volume holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MountSource {
+    /// A directory of the machine.
+    Directory(PathBuf),
+    /// A file system in memory, shared by all mounts of its name.
+    Memory {
+        /// The volume's name, plain.
+        name: String,
+        /// Its size.
+        bytes: u64,
+    },
 }
 
 /// A program to start.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     /// A number of the supervisor's choice, not used before in this pod.
     pub id: u64,

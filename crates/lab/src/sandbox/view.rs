@@ -5,34 +5,25 @@
 //! - `/tmp`, `/run`, `/root`, `/var/tmp` and `/dev/shm` of its own, in memory, of limited size;
 //! - `/proc` of its own process namespace and `/sys` of its own network, what reaches the machine in them read-only or
 //!   empty; harmless devices and terminals of its own in `/dev`;
-//! - its own `/etc/hosts`, `/etc/resolv.conf` and `/etc/hostname`.
+//! - its own `/etc/hosts`, `/etc/resolv.conf` and `/etc/hostname`;
+//! - its volumes (see `mounts`).
 
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
-use std::path::{Component, Path, PathBuf};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, pivot_root, sethostname};
 
+use super::kernel::{at, bind, directory, file, hide, inside, memory, resolve, step};
+use super::mounts;
 use super::protocol::{PROGRAMS, View};
 
 /// Top-level names that a pod has of its own or not at all.
 const OWN: [&str; 9] = ["proc", "sys", "dev", "tmp", "run", "root", "home", "lost+found", "boot"];
 /// Top-level directories that are shown even if they are file systems of their own.
 const SYSTEM: [&str; 10] = ["usr", "etc", "var", "opt", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
-/// Root's secrets: a pod's root is root where files are concerned.
-const SECRETS: [&str; 9] = [
-    "/etc/shadow",
-    "/etc/shadow-",
-    "/etc/gshadow",
-    "/etc/gshadow-",
-    "/etc/ssh",
-    "/etc/ssl/private",
-    "/var/spool/cron",
-    "/var/backups",
-    "/var/log",
-];
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 const PROC_READ_ONLY: [&str; 5] = ["sys", "sysrq-trigger", "irq", "bus", "fs"];
 const PROC_EMPTY: [&str; 9] =
@@ -59,17 +50,14 @@ pub fn enter(view: &View) -> io::Result<()> {
         memory(&root.join(name), options, MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
     }
     directory(&root.join("home"))?;
-    if root.join("var/tmp").is_dir() {
-        memory(&root.join("var/tmp"), "size=64m,mode=1777", MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
-    }
     devices(&root.join("dev"))?;
     process_files(&root.join("proc"))?;
     system_files(&root.join("sys"))?;
-    for path in SECRETS.iter().map(Path::new).chain(view.masks.iter().map(PathBuf::as_path)) {
-        hide(&inside(root, path))?;
-    }
+    mounts::private(view, root)?;
+    let places = mounts::places(view)?;
     names(root, view)?;
     programs(root, view)?;
+    mounts::fill(view, &places)?;
     sethostname(&view.hostname)?;
     swap_root(root)
 }
@@ -103,7 +91,7 @@ fn devices(dev: &Path) -> io::Result<()> {
     memory(dev, "size=64k,mode=755", MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC)?;
     for name in DEVICES {
         let target = dev.join(name);
-        File::create(&target)?;
+        file(&target)?;
         bind(&Path::new("/dev").join(name), &target, MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC)?;
     }
     directory(&dev.join("shm"))?;
@@ -155,55 +143,29 @@ fn system_files(sys: &Path) -> io::Result<()> {
 /// to where it points, else it is laid over the machine's file.
 fn names(root: &Path, view: &View) -> io::Result<()> {
     let own = root.join("run/signpost");
-    fs::create_dir_all(&own)?;
+    directory(&own)?;
     let hostname = format!("{}\n", view.hostname);
     for (name, text) in [("hosts", &view.hosts), ("resolv.conf", &view.resolv_conf), ("hostname", &hostname)] {
         let source = own.join(name);
-        fs::write(&source, text)?;
+        at(&source, fs::write(&source, text))?;
         let shown = resolve(root, &Path::new("/etc").join(name))?;
         if shown.exists() {
             bind(&source, &shown, MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
         } else if shown.starts_with(root.join("run")) {
-            fs::create_dir_all(shown.parent().unwrap_or(root))?;
-            fs::copy(&source, &shown)?;
+            directory(shown.parent().unwrap_or(root))?;
+            at(&shown, fs::copy(&source, &shown))?;
         }
         // Else the machine has no such file and its /etc is read-only: the pod has none either.
     }
     Ok(())
 }
 
-/// Follows the symbolic links of the last name of `path` inside `root`.
-fn resolve(root: &Path, path: &Path) -> io::Result<PathBuf> {
-    let mut path = path.to_owned();
-    for _ in 0..8 {
-        match fs::read_link(inside(root, &path)) {
-            Ok(target) => path = normal(&path.parent().unwrap_or(Path::new("/")).join(target)),
-            Err(_) => break, // no link, or nothing there
-        }
-    }
-    Ok(inside(root, &path))
-}
-
-fn normal(path: &Path) -> PathBuf {
-    let mut clean = PathBuf::from("/");
-    for component in path.components() {
-        match component {
-            Component::ParentDir => {
-                clean.pop();
-            }
-            Component::Normal(name) => clean.push(name),
-            _ => {}
-        }
-    }
-    clean
-}
-
 fn programs(root: &Path, view: &View) -> io::Result<()> {
     let folder = inside(root, Path::new(PROGRAMS));
-    fs::create_dir_all(&folder)?;
     for (path, name) in &view.programs {
-        let target = folder.join(name);
-        File::create(&target)?;
+        let target = folder.join(name); // may stand in a folder of its container
+        directory(target.parent().unwrap_or(&folder))?;
+        file(&target)?;
         bind(path, &target, MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
     }
     Ok(())
@@ -216,53 +178,4 @@ fn swap_root(root: &Path) -> io::Result<()> {
     step("/", "pivot_root", pivot_root(".", "."))?;
     step("/", "leave the machine's root", umount2(".", MntFlags::MNT_DETACH))?;
     Ok(chdir("/")?)
-}
-
-fn inside(root: &Path, path: &Path) -> PathBuf {
-    root.join(path.strip_prefix("/").unwrap_or(path))
-}
-
-fn directory(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o755).create(path)
-}
-
-fn memory(target: &Path, options: &str, flags: MsFlags) -> io::Result<()> {
-    let shown = target.display().to_string();
-    step(&shown, "mount tmpfs on", mount(Some("tmpfs"), target, Some("tmpfs"), flags, Some(options)))
-}
-
-fn bind(source: &Path, target: &Path, flags: MsFlags) -> io::Result<()> {
-    let shown = source.display().to_string();
-    step(&shown, "bind", mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>))?;
-    let flags = flags | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
-    step(&shown, "restrict", mount(None::<&str>, target, None::<&str>, flags, None::<&str>))
-}
-
-/// Lays nothing over a file or directory, if it is there.
-fn hide(path: &Path) -> io::Result<()> {
-    match fs::metadata(path) {
-        Ok(meta) if meta.is_dir() => memory(path, "size=4k,mode=555", MsFlags::MS_RDONLY),
-        Ok(_) => bind(Path::new("/dev/null"), path, MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC),
-        Err(_) => Ok(()),
-    }
-}
-
-fn step(what: &str, doing: &str, result: nix::Result<()>) -> io::Result<()> {
-    result.map_err(|error| io::Error::new(io::Error::from(error).kind(), format!("{doing} {what}: {}", error.desc())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn links_are_followed_inside_the_new_root_only() {
-        let root = tempfile::tempdir().unwrap();
-        fs::create_dir_all(root.path().join("etc")).unwrap();
-        symlink("../run/systemd/resolve/stub-resolv.conf", root.path().join("etc/resolv.conf")).unwrap();
-        let shown = resolve(root.path(), Path::new("/etc/resolv.conf")).unwrap();
-        assert_eq!(shown, root.path().join("run/systemd/resolve/stub-resolv.conf"));
-        symlink("../../../../etc/passwd", root.path().join("etc/hosts")).unwrap();
-        assert_eq!(resolve(root.path(), Path::new("/etc/hosts")).unwrap(), root.path().join("etc/passwd"));
-    }
 }

@@ -10,7 +10,7 @@ use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
 use signpost_lab::cgroup::Cgroup;
 use signpost_lab::netns::Netns;
-use signpost_lab::sandbox::{Exit, Sandbox, Start, View};
+use signpost_lab::sandbox::{Exit, Mount, MountSource, Sandbox, Start, View};
 use signpost_lab::spawner::Spawner;
 
 const SIGNPOST: &str = env!("CARGO_BIN_EXE_signpost");
@@ -23,6 +23,10 @@ struct Pod {
 
 impl Pod {
     async fn start(name: &str, masks: Vec<PathBuf>) -> Pod {
+        Pod::with_volumes(name, masks, vec![]).await
+    }
+
+    async fn with_volumes(name: &str, masks: Vec<PathBuf>, mounts: Vec<Mount>) -> Pod {
         let state = tempfile::tempdir().unwrap();
         let cgroup = Cgroup::labs().unwrap().child(&format!("test-{name}-{}", std::process::id()));
         cgroup.create().unwrap();
@@ -32,7 +36,8 @@ impl Pod {
             hosts: "127.0.0.1 localhost\n10.244.1.2 web-1\n".into(),
             resolv_conf: "nameserver 10.96.0.10\n".into(),
             masks,
-            programs: vec![(SIGNPOST.into(), "signpost".into())],
+            programs: vec![(SIGNPOST.into(), "signpost".into()), ("/usr/bin/sleep".into(), "main/sleep".into())],
+            mounts,
         };
         let spawner = Spawner::start().unwrap();
         let netns = Netns::new(false).unwrap();
@@ -100,6 +105,7 @@ async fn a_pod_has_its_own_names_processes_and_network() {
     assert_eq!(pod.says("echo x > /tmp/file; cat /tmp/file").await, "x");
     assert!(!Path::new("/tmp/file").exists() || std::fs::read("/tmp/file").unwrap() != b"x\n");
     assert_eq!(pod.says("cat /proc/self/cgroup | grep ^0::").await, "0::/");
+    assert_eq!(pod.says("/run/signpost/bin/main/sleep 0 && echo slept").await, "slept", "an image's program");
     assert!(pod.says("ping -c 1 -W 2 127.0.0.1").await.contains("1 received"));
 }
 
@@ -139,6 +145,50 @@ async fn a_pod_cannot_change_the_machine_or_reach_its_secrets() {
     let status = pod.says("cat /proc/self/status").await;
     assert!(status.contains("NoNewPrivs:\t1"), "{status}");
     assert!(status.contains("CapBnd:\t00000000000024e9"), "{status}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_stand_where_the_machine_has_nothing_and_hide_nothing_else() {
+    let files = tempfile::tempdir().unwrap();
+    std::fs::write(files.path().join("key"), "value").unwrap();
+    let at = |target: &str, part: Option<&str>, source: &MountSource, read_only| Mount {
+        source: source.clone(),
+        part: part.map(Into::into),
+        target: target.into(),
+        read_only,
+    };
+    let map = MountSource::Directory(files.path().to_owned());
+    let memory = MountSource::Memory { name: "work".into(), bytes: 1 << 20 };
+    let hidden = tempfile::tempdir_in("/opt").unwrap();
+    std::fs::write(hidden.path().join("token"), "secret").unwrap();
+    let mounts = vec![
+        at("/config", None, &map, true),
+        at("/etc/web/conf.d", None, &map, true),
+        at("/etc/web.conf", Some("key"), &map, true),
+        at("/opt/web", None, &memory, false),
+        at("/var/run/secrets/web", None, &map, true),
+        at("/var/log/web", Some("logs"), &memory, false),
+        at("/tmp/a/b", None, &memory, false),
+    ];
+    let pod = Pod::with_volumes("volumes", vec![hidden.path().to_owned()], mounts).await;
+    for path in ["/config/key", "/etc/web/conf.d/key", "/etc/web.conf", "/var/run/secrets/web/key"] {
+        assert_eq!(pod.says(&format!("cat {path}")).await, "value", "{path}");
+        pod.refuses(&format!("echo changed > {path}")).await;
+    }
+    assert_eq!(
+        pod.says("echo x > /opt/web/file; cat /tmp/a/b/file; ls /tmp/a/b; ls /var/log").await,
+        "x\nfile\nlogs\nweb"
+    );
+    pod.refuses("grep -q . /etc/shadow").await;
+    pod.refuses(&format!("cat {}", hidden.path().join("token").display())).await;
+    assert!(pod.says("cat /etc/hosts").await.contains("web-1"));
+    assert!(pod.says("grep root: /etc/passwd").await.contains("root:"));
+    for folder in ["/", "/etc", "/etc/web", "/opt", "/var/log", "/run/signpost/covers"] {
+        pod.refuses(&format!("touch {folder}/written-by-a-pod")).await;
+    }
+    for path in ["/config", "/etc/web", "/opt/web", "/run/secrets", "/var/log/web"] {
+        assert!(!Path::new(path).exists(), "{path} on the machine");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -66,6 +66,27 @@ fn init_containers_come_first() {
 }
 
 #[test]
+fn a_finished_init_container_is_ready_and_each_run_has_a_name_of_its_own() {
+    let mut pod = pod("Always", 1);
+    pod.spec.as_mut().unwrap().init_containers = Some(vec![Container { name: "i".into(), ..Container::default() }]);
+    let restarted = |restarts| ContainerView {
+        restarts,
+        last: Some(ended(1)),
+        ..ContainerView::running(Timestamp::UNIX_EPOCH, true)
+    };
+    let made = |views: &[ContainerView]| status(&pod, &[view(Phase::Ended(ended(0)), None)], views);
+    let first = made(&[ContainerView::running(Timestamp::UNIX_EPOCH, true)]);
+    assert!(first.init_container_statuses.as_ref().unwrap()[0].ready);
+    let id = first.container_statuses.unwrap()[0].container_id.clone().unwrap();
+    assert!(id.starts_with("signpost://") && id.len() == "signpost://".len() + 64, "{id}");
+    let second = made(&[restarted(1)]).container_statuses.unwrap().remove(0);
+    assert_ne!(second.container_id.as_ref(), Some(&id));
+    assert_eq!(second.last_state.unwrap().terminated.unwrap().container_id, Some(id));
+    let creating = made(&[ContainerView::creating()]).container_statuses.unwrap().remove(0);
+    assert_eq!(creating.container_id, None);
+}
+
+#[test]
 fn ready_names_the_containers_that_are_not_and_waits_for_gates() {
     let mut pod = pod("Always", 2);
     let ready = ContainerView::running(Timestamp::UNIX_EPOCH, true);
