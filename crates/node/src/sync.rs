@@ -215,10 +215,12 @@ impl<D: Datapath> SyncLoop<D> {
             outcomes.push(outcome);
         }
         let ended = clock();
-        self.pace.worked(now, ended);
         if compare {
+            // No rest after it: it is rare, and the first change after a start of seconds should not wait as long again.
             self.compare_at = Some(ended + self.options.sync_period.max((ended - now) * COMPARE_SHARE));
             self.undisturbed_until = Some(ended + LOOK.max((ended - now) * DISTURBED_SHARE));
+        } else {
+            self.pace.worked(now, ended);
         }
         self.generation = self.generation();
         let ours = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Changed | Outcome::Repaired)).count();

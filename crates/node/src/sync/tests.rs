@@ -294,6 +294,20 @@ fn a_change_after_a_rest_is_due_at_once_and_applied_alone() {
 }
 
 #[test]
+fn a_change_right_after_a_start_of_seconds_is_not_kept_waiting() {
+    let mut world = World::new(Kernel::default());
+    world.list(&[Event::ServiceApplied(service("web", 1)), Event::SliceApplied(slice("web", 1))], true);
+    let mut clock = world.now;
+    world.sync.step(&mut || {
+        clock += Duration::from_secs(1);
+        clock
+    });
+    world.now = clock;
+    world.see(Event::SliceApplied(slice("web", 2)));
+    assert_eq!(world.sync.due(), Some(world.now));
+}
+
+#[test]
 fn what_changes_nothing_is_programmed_without_a_call_of_the_kernel() {
     let mut world = World::started(Kernel::default());
     world.forget_calls();
