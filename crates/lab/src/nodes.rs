@@ -29,7 +29,7 @@ pub async fn register(client: &Client, spec: &LabSpec, topology: &Topology) -> R
         }
     }
     for (n, wanted) in (1u8..).zip(&spec.nodes) {
-        let node = object(&wanted.name, &wanted.labels, topology, n);
+        let node = object(&spec.name, &wanted.name, &wanted.labels, topology, n);
         let refused = || LabError::request(format!("register node {}", wanted.name));
         match api.create(&PostParams::default(), &node).await {
             Ok(_) => {}
@@ -45,7 +45,7 @@ pub async fn register(client: &Client, spec: &LabSpec, topology: &Topology) -> R
     Ok(())
 }
 
-fn object(name: &str, labels: &BTreeMap<String, String>, topology: &Topology, n: u8) -> Node {
+fn object(lab: &str, name: &str, labels: &BTreeMap<String, String>, topology: &Topology, n: u8) -> Node {
     let mut all = BTreeMap::from([
         ("kubernetes.io/hostname".to_owned(), name.to_owned()),
         ("kubernetes.io/os".to_owned(), "linux".to_owned()),
@@ -58,7 +58,7 @@ fn object(name: &str, labels: &BTreeMap<String, String>, topology: &Topology, n:
         spec: Some(NodeSpec {
             pod_cidr: cidrs.first().cloned(),
             pod_cidrs: Some(cidrs),
-            provider_id: Some(format!("signpost://lab/{name}")),
+            provider_id: Some(format!("signpost://{lab}/{name}")),
             ..NodeSpec::default()
         }),
         status: Some(status(name, topology, n)),

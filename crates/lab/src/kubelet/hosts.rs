@@ -40,6 +40,14 @@ pub fn hosts(pod: &Pod, addresses: &[IpAddr]) -> String {
         writeln!(text, "{} {}", clean(address), clean(names)).expect("writing to a String cannot fail");
     };
     let name = hostname(pod);
+    // The first name of a line is the whole one, which `hostname -f` gives.
+    let name = match pod.spec.as_ref().and_then(|spec| spec.subdomain.as_deref()).filter(|domain| !domain.is_empty()) {
+        Some(subdomain) => {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+            format!("{name}.{subdomain}.{namespace}.svc.cluster.local {name}")
+        }
+        None => name,
+    };
     for address in addresses {
         line(&address.to_string(), &name);
     }
@@ -83,6 +91,20 @@ mod tests {
         assert_eq!([pool.take(), pool.take()], [Some(3), None]);
         pool.release(200);
         assert_eq!(pool.take(), Some(200));
+    }
+
+    #[test]
+    fn a_pod_of_a_stateful_set_knows_its_whole_name() {
+        let mut pod = Pod::default();
+        pod.metadata.name = Some("web-0".into());
+        pod.metadata.namespace = Some("shop".into());
+        pod.spec = Some(k8s_openapi::api::core::v1::PodSpec {
+            hostname: Some("web-0".into()),
+            subdomain: Some("web".into()),
+            ..Default::default()
+        });
+        let text = hosts(&pod, &["10.244.1.2".parse().unwrap()]);
+        assert!(text.contains("10.244.1.2 web-0.web.shop.svc.cluster.local web-0\n"), "{text}");
     }
 
     #[test]

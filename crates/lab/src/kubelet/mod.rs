@@ -17,6 +17,7 @@ mod container;
 mod events;
 mod feed;
 mod hosts;
+mod leases;
 mod light;
 mod logs;
 mod pod;
@@ -161,6 +162,7 @@ impl Kubelet {
             seen: watch::Sender::new(0),
         });
         let mut tasks = JoinSet::new();
+        tasks.spawn(leases::keep(client.clone(), shared.context.nodes.clone()));
         let listener = shared.clone();
         tasks.spawn(async move { feed::follow(client, |news| listener.take(news)).await });
         Kubelet { shared, _tasks: tasks }

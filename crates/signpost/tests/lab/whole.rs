@@ -126,6 +126,10 @@ async fn pods_run_restart_and_end_as_kubernetes_says() {
     )
     .await;
     lab.settle().await.unwrap();
+    let node: k8s_openapi::api::core::v1::Node = Api::all(lab.client()).get("n1").await.unwrap();
+    assert_eq!(node.spec.unwrap().provider_id, Some(format!("signpost://{}/n1", lab.record().name)));
+    let leases: Api<k8s_openapi::api::coordination::v1::Lease> = Api::namespaced(lab.client(), "kube-node-lease");
+    until("the node has a lease", async || leases.get_opt("n1").await.unwrap().is_some()).await;
     until("echo is ready", async || status(&pods, "echo").await["containerStatuses"][0]["ready"] == true).await;
     let nothing = status(&pods, "nothing").await;
     let waiting = &nothing["containerStatuses"][0]["state"]["waiting"];
@@ -237,6 +241,13 @@ async fn pods_have_volumes_variables_and_images_as_they_ask() {
     })
     .await;
     waits("missing", "CrashLoopBackOff", "back-off 10s").await;
+    let events: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(lab.client(), "default");
+    until("the second failure is counted with the first", async || {
+        let listed = events.list(&Default::default()).await.unwrap();
+        let mut failed = listed.items.iter().filter(|event| event.involved_object.name.as_deref() == Some("missing"));
+        failed.any(|event| event.reason.as_deref() == Some("Failed") && event.count >= Some(2))
+    })
+    .await;
     let missing = &status(&pods, "missing").await["containerStatuses"][0];
     assert_eq!(missing["restartCount"], 1);
     let terminated = &missing["lastState"]["terminated"];
