@@ -1,14 +1,16 @@
 //! `signpost lab test`: runs scenario files, each in every mode and family, and says which hold.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use signpost_lab::scenario::check::check;
 use signpost_lab::scenario::format::{FamilyRun, Mode, Scenario, parse};
 use signpost_lab::scenario::pool::{PoolOptions, run_all};
-use signpost_lab::scenario::report::{junit, summary};
+use signpost_lab::scenario::report::{Failure, RunReport, junit, summary};
 use signpost_lab::scenario::stage::mode_problem;
 
 /// Run scenarios: what the plan says, what the rules say and what the kernel does must agree with the file.
@@ -24,8 +26,8 @@ pub struct LabTestCommand {
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
     /// How many labs work side by side.
-    #[arg(long, default_value_t = 3)]
-    labs: usize,
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    labs: u16,
     /// Scenario files, or folders with such.
     #[arg(required = true, value_name = "FILE|FOLDER")]
     paths: Vec<PathBuf>,
@@ -35,31 +37,65 @@ impl LabTestCommand {
     /// Runs it; the exit code is 0 only if nothing failed.
     ///
     /// # Errors
-    /// A file cannot be read or understood, or a mode that was named does not work here.
+    /// There is no file, a mode that was named does not work here, or the results cannot be written.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let scenarios = read_all(&self.paths)?;
+        let files = all_files(&self.paths)?;
+        if let Some(file) = &self.junit {
+            // Before the long part, not after it.
+            let open = std::fs::OpenOptions::new().create(true).append(true).open(file);
+            open.with_context(|| format!("--junit {}: cannot write there", file.display()))?;
+        }
         let options = PoolOptions {
             modes: chosen_modes(&self.modes)?,
             family: self.family,
             program: std::env::current_exe().context("cannot find the signpost program itself")?,
-            labs: self.labs,
+            labs: usize::from(self.labs),
         };
+        let mut reports = Vec::new();
+        let mut scenarios = Vec::new();
+        for file in files {
+            match read(&file) {
+                Ok(scenario) => scenarios.push(scenario),
+                Err(failure) => reports.push(RunReport::refused(file, failure)),
+            }
+        }
+        reports.iter().for_each(|report| print(&report.lines()));
+        let families: BTreeSet<FamilyRun> = scenarios.iter().flat_map(|s| s.families.iter().copied()).collect();
         let runtime = tokio::runtime::Runtime::new().context("cannot start")?;
-        let reports = runtime.block_on(async {
+        let run = runtime.block_on(async {
             tokio::select! {
-                reports = run_all(scenarios, &options, |report| print(&report.lines())) => Ok(reports),
+                run = run_all(scenarios, &options, |report| print(&report.lines())) => Ok(run),
                 _ = tokio::signal::ctrl_c() => bail!("interrupted; the labs are taken down"),
             }
         })?;
-        if let Some(file) = &self.junit {
-            std::fs::write(file, junit(&reports)).with_context(|| format!("cannot write {}", file.display()))?;
+        reports.extend(run);
+        let mut failed = reports.iter().any(|report| report.failure.is_some());
+        if reports.is_empty() {
+            failed = true;
+            print(&format!("{}\n", nothing_ran(self.family, &options.modes, &families)));
+        }
+        if let Some(file) = &self.junit
+            && let Err(error) = std::fs::write(file, junit(&reports))
+        {
+            failed = true;
+            eprintln!("--junit {}: {error}", file.display());
         }
         print(&format!("{}\n", summary(&reports)));
-        if reports.is_empty() {
-            bail!("none of the scenarios is defined for these modes and families");
-        }
-        let failed = reports.iter().any(|report| report.failure.is_some());
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+}
+
+/// Why no scenario ran.
+fn nothing_ran(family: Option<FamilyRun>, modes: &[Mode], families: &BTreeSet<FamilyRun>) -> String {
+    let families: Vec<String> = families.iter().map(ToString::to_string).collect();
+    match family {
+        Some(family) if !families.contains(&family.to_string()) => {
+            format!("nothing to run: --family {family}, but the scenarios are for {}", families.join(", "))
+        }
+        _ => {
+            let modes: Vec<String> = modes.iter().map(ToString::to_string).collect();
+            format!("nothing to run: none of the scenarios is for the modes {}", modes.join(", "))
+        }
     }
 }
 
@@ -92,8 +128,8 @@ fn chosen_modes(named: &[Mode]) -> anyhow::Result<Vec<Mode>> {
     Ok(modes)
 }
 
-/// Every scenario under the paths, sorted by path. All are read before the first runs: a typing error shows at once.
-fn read_all(paths: &[PathBuf]) -> anyhow::Result<Vec<Scenario>> {
+/// Every scenario file under the paths, sorted.
+fn all_files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
         collect(path, &mut files)?;
@@ -101,11 +137,16 @@ fn read_all(paths: &[PathBuf]) -> anyhow::Result<Vec<Scenario>> {
     if files.is_empty() {
         bail!("no scenario (*.yaml) found under the given paths");
     }
-    let read = |file: &PathBuf| {
-        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        Ok(parse(file, &text)?)
-    };
-    files.iter().map(read).collect()
+    Ok(files)
+}
+
+/// A scenario that can be run; a file that is wrong fails alone, the others run.
+fn read(file: &Path) -> Result<Scenario, Failure> {
+    let text = std::fs::read_to_string(file);
+    let text = text.map_err(|error| Failure { line: 0, detail: format!("cannot read it: {error}") })?;
+    let scenario = parse(file, &text).map_err(|error| Failure { line: error.line, detail: error.to_string() })?;
+    check(&scenario)?;
+    Ok(scenario)
 }
 
 fn collect(path: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {

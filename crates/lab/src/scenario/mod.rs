@@ -8,6 +8,7 @@
 //! Each probe is answered three ways, and all three must agree with each other and with the expectation.
 
 pub mod address;
+pub mod check;
 pub mod echo;
 pub mod expect;
 pub mod format;

@@ -118,8 +118,7 @@ async fn work(
         let report = RunReport {
             file: job.scenario.file.clone(),
             name: job.scenario.name.clone(),
-            mode: key.mode,
-            family: key.family,
+            run: Some((key.mode, key.family)),
             took: started.elapsed(),
             failure,
         };

@@ -13,10 +13,8 @@ pub struct RunReport {
     pub file: PathBuf,
     /// The scenario's name.
     pub name: String,
-    /// The mode.
-    pub mode: Mode,
-    /// The family.
-    pub family: FamilyRun,
+    /// The mode and the family; `None`: the file cannot be run in any.
+    pub run: Option<(Mode, FamilyRun)>,
     /// How long it took, without making the lab.
     pub took: Duration,
     /// What failed, if anything did.
@@ -33,10 +31,23 @@ pub struct Failure {
 }
 
 impl RunReport {
+    /// Of a file that is refused before anything runs.
+    pub fn refused(file: PathBuf, failure: Failure) -> RunReport {
+        let name = file.display().to_string();
+        RunReport { file, name, run: None, took: Duration::ZERO, failure: Some(failure) }
+    }
+
+    fn title(&self) -> String {
+        match self.run {
+            Some((mode, family)) => format!("{} [{mode} {family}]", self.name),
+            None => self.name.clone(),
+        }
+    }
+
     /// `ok` or `FAIL`, and under a failure what came.
     pub fn lines(&self) -> String {
         let took_ms = self.took.as_millis();
-        let head = format!("{} [{} {}]", self.name, self.mode, self.family);
+        let head = self.title();
         let Some(failure) = &self.failure else { return format!("ok   {head} {took_ms} ms\n") };
         let mut text = format!("FAIL {head} {}:{}\n", self.file.display(), failure.line.max(1));
         for line in failure.detail.lines() {
@@ -66,11 +77,9 @@ pub fn junit(reports: &[RunReport]) -> String {
     for report in reports {
         let _ = write!(
             xml,
-            "    <testcase classname=\"{}\" name=\"{} [{} {}]\" time=\"{:.3}\"",
+            "    <testcase classname=\"{}\" name=\"{}\" time=\"{:.3}\"",
             escaped(&report.file.display().to_string()),
-            escaped(&report.name),
-            report.mode,
-            report.family,
+            escaped(&report.title()),
             report.took.as_secs_f64(),
         );
         match &report.failure {
@@ -117,8 +126,7 @@ mod tests {
         RunReport {
             file: PathBuf::from("scenarios/a.yaml"),
             name: "a <b> & \"c\"".to_owned(),
-            mode: Mode::Nftables,
-            family: FamilyRun::Ipv4,
+            run: Some((Mode::Nftables, FamilyRun::Ipv4)),
             took: Duration::from_millis(120),
             failure: failure.map(|detail| Failure { line: 7, detail: detail.to_owned() }),
         }

@@ -114,21 +114,25 @@ impl Snapshot {
             }
             Destination::NodePort(node, service, port) => {
                 let object = self.service(service)?;
-                let number = service_port(object, port, protocol).and_then(|port| number(port, "nodePort"));
+                let found = match port {
+                    PortRef::Name(name) => Some(named_port(object, name)?),
+                    _ => service_port(object, port, protocol),
+                };
+                let number = found.and_then(|port| number(port, "nodePort"));
                 let number = number.ok_or_else(|| without("node port", &service.name))?;
                 (self.node_addresses(node)?, number, node.clone())
             }
             Destination::Cluster(service, port) => {
                 let object = self.service(service)?;
-                (texts(object, "/spec/clusterIPs"), frontend_port(object, port, protocol)?, service.name.clone())
+                (texts(object, "/spec/clusterIPs"), frontend_port(object, port)?, service.name.clone())
             }
             Destination::External(service, port) => {
                 let object = self.service(service)?;
-                (texts(object, "/spec/externalIPs"), frontend_port(object, port, protocol)?, service.name.clone())
+                (texts(object, "/spec/externalIPs"), frontend_port(object, port)?, service.name.clone())
             }
             Destination::LoadBalancer(service, port) => {
                 let object = self.service(service)?;
-                (ingress(object), frontend_port(object, port, protocol)?, service.name.clone())
+                (ingress(object), frontend_port(object, port)?, service.name.clone())
             }
             Destination::Name(name) => return Err(without("address before it is looked up", name)),
         };
@@ -235,14 +239,27 @@ fn texts(object: &Value, pointer: &str) -> Vec<IpAddr> {
 }
 
 /// The number to send to at a Service's address: of a named port its number, else the number as written.
-fn frontend_port(service: &Value, port: &PortRef, protocol: Option<Protocol>) -> Result<u16, NoAddress> {
+fn frontend_port(service: &Value, port: &PortRef) -> Result<u16, NoAddress> {
     match port {
         PortRef::Number(number) => Ok(*number),
         PortRef::None => Ok(0),
-        PortRef::Name(name) => service_port(service, port, protocol)
-            .and_then(|port| number(port, "port"))
-            .ok_or_else(|| without(&format!("port {name}"), text(service, "/metadata/name").unwrap_or_default())),
+        PortRef::Name(name) => Ok(number(named_port(service, name)?, "port").unwrap_or(0)),
     }
+}
+
+/// The entry of `spec.ports` with a name.
+fn named_port<'a>(service: &'a Value, wanted: &str) -> Result<&'a Value, NoAddress> {
+    let ports = service.pointer("/spec/ports").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let found = ports.iter().find(|port| text(port, "/name") == Some(wanted));
+    found.ok_or_else(|| {
+        let names: Vec<&str> = ports.iter().filter_map(|port| text(port, "/name")).collect();
+        let has = if names.is_empty() {
+            "its ports have no names".to_owned()
+        } else {
+            format!("it has {}", names.join(", "))
+        };
+        without(&format!("port named {wanted}; {has}"), text(service, "/metadata/name").unwrap_or_default())
+    })
 }
 
 /// The entry of `spec.ports`: by name, or by number and protocol.

@@ -107,3 +107,11 @@ fn the_view_has_living_pods_with_their_listeners() {
     assert_eq!(view.pods[0].listens, Some(BTreeSet::new()));
     assert_eq!(view.pods[0].address, "fd00:10:244:1::2".parse::<IpAddr>().unwrap());
 }
+
+#[test]
+fn a_wrong_port_name_is_told_with_those_that_are_there() {
+    for to in ["web:dsn", "nodeport/n1/web:dsn"] {
+        let error = snapshot().resolve(&to.parse().unwrap(), Family::Ipv4, &BTreeMap::new()).unwrap_err();
+        assert_eq!(error.to_string(), "web has no port named dsn; it has dns-tcp, dns", "{to}");
+    }
+}
