@@ -13,7 +13,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The kubeconfig file cannot be used.
-    #[error("kubeconfig {path}: {source}", path = path.display())]
+    #[error("kubeconfig {path}: {}", reason(source), path = path.display())]
     Kubeconfig {
         /// The file.
         path: PathBuf,
@@ -48,11 +48,30 @@ pub enum ClientError {
     },
 }
 
+/// A client and the server it talks to.
+pub struct Connection {
+    /// The client.
+    pub client: Client,
+    /// The server's address, for a person.
+    pub server: String,
+}
+
+/// What is wrong with a kubeconfig. A file that is none may hold anything, secrets too: of its content nothing is told.
+fn reason(error: &KubeconfigError) -> String {
+    match error {
+        KubeconfigError::Parse(_) => {
+            "it is not a kubeconfig: YAML with clusters, users and contexts is expected".to_owned()
+        }
+        KubeconfigError::ReadConfig(error, _) => error.to_string(),
+        other => other.to_string(),
+    }
+}
+
 /// A client. `kubeconfig`: the file; without one, the pod's service account. `master` replaces the server's address.
 ///
 /// # Errors
 /// The configuration is missing or cannot be used. A server that does not answer is no error here.
-pub async fn connect(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<Client, ClientError> {
+pub async fn connect(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<Connection, ClientError> {
     let mut config = match kubeconfig {
         Some(path) => from_file(path).await?,
         None => Config::incluster().map_err(|source| ClientError::NoConfig { source })?,
@@ -62,7 +81,10 @@ pub async fn connect(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<
     }
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     let url = config.cluster_url.to_string();
-    Client::try_from(config).map_err(|source| ClientError::Client { url, source: Box::new(source) })
+    match Client::try_from(config) {
+        Ok(client) => Ok(Connection { client, server: url }),
+        Err(source) => Err(ClientError::Client { url, source: Box::new(source) }),
+    }
 }
 
 async fn from_file(path: &Path) -> Result<Config, ClientError> {
@@ -76,4 +98,20 @@ async fn from_file(path: &Path) -> Result<Config, ClientError> {
         config.proxy_url = None;
     }
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_is_no_kubeconfig_is_not_shown() {
+        let path = std::env::temp_dir().join(format!("t-kubeconfig-{}", std::process::id()));
+        for content in ["root:x:0:0:secret:/root\n", "a: [1\nsecret: b\n", "- secret\n", "clusters: secret\n"] {
+            std::fs::write(&path, content).unwrap();
+            let error = connect(Some(&path), None).await.err().map(|error| error.to_string());
+            std::fs::remove_file(&path).unwrap();
+            assert!(error.as_ref().is_some_and(|error| !error.contains("secret")), "{content}: {error:?}");
+        }
+    }
 }

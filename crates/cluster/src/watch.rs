@@ -13,6 +13,7 @@
 mod backoff;
 mod kinds;
 mod session;
+mod trouble;
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -29,6 +30,7 @@ use tokio::task::JoinSet;
 
 use crate::malformed::Malformed;
 use session::Session;
+use trouble::Troubles;
 
 /// How many observations may wait for the consumer.
 const QUEUE: usize = 1024;
@@ -75,20 +77,21 @@ pub enum NodeScope {
     Own(Arc<str>),
 }
 
-/// Watches until the stream is dropped. Retries for ever; says in the log what is wrong, once.
+/// Watches until the stream is dropped. Retries for ever; says in the log what is wrong with `server`, once.
 ///
 /// Must be called inside a tokio runtime.
-pub fn watch(client: Client, nodes: &NodeScope) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
+pub fn watch(client: Client, server: &str, nodes: &NodeScope) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
     let (sender, mut receiver) = mpsc::channel(QUEUE);
+    let troubles = Arc::new(Troubles::new(server));
     let mut tasks = JoinSet::new();
     let own = match nodes {
         NodeScope::All => None,
         NodeScope::Own(name) => Some(format!("metadata.name={name}")),
     };
-    tasks.spawn(Session::<Service>::new(client.clone(), sender.clone(), None).run());
-    tasks.spawn(Session::<EndpointSlice>::new(client.clone(), sender.clone(), None).run());
-    tasks.spawn(Session::<Node>::new(client.clone(), sender.clone(), own).run());
-    tasks.spawn(Session::<ServiceCIDR>::new(client, sender, None).run());
+    tasks.spawn(Session::<Service>::new(client.clone(), sender.clone(), troubles.clone(), None).run());
+    tasks.spawn(Session::<EndpointSlice>::new(client.clone(), sender.clone(), troubles.clone(), None).run());
+    tasks.spawn(Session::<Node>::new(client.clone(), sender.clone(), troubles.clone(), own).run());
+    tasks.spawn(Session::<ServiceCIDR>::new(client, sender, troubles, None).run());
     // The tasks end with the stream that holds them.
     futures::stream::poll_fn(move |context| {
         // One that panicked would leave the consumer with what it knew of its kind, for ever.

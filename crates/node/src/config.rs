@@ -101,6 +101,10 @@ pub struct Flags {
     pub sync_period: Option<GoDuration>,
     /// `--take-over`
     pub take_over: bool,
+    /// `--detect-local-mode`
+    pub detect_local_mode: Option<String>,
+    /// Flags of kube-proxy that were given and change nothing here.
+    pub without_effect: Vec<&'static str>,
 }
 
 /// Whose addresses count as pods'.
@@ -139,7 +143,7 @@ pub struct NodeOptions {
     pub sync_period: Duration,
     /// Whether rules that another proxy left are replaced.
     pub take_over: bool,
-    /// What the file asks for that this program does not do.
+    /// What flags and file ask for that this program does not do.
     pub ignored: Vec<&'static str>,
 }
 
@@ -175,13 +179,13 @@ impl NodeOptions {
         file: KubeProxyConfiguration,
         hostname: Option<String>,
     ) -> Result<NodeOptions, ConfigError> {
-        let ignored = file.ignored();
+        let ignored = [flags.without_effect, file.ignored()].concat();
         let mode = flags.proxy_mode.or(file.mode).unwrap_or_default();
         let common = file.common(mode);
         let node =
             node_name(flags.hostname_override.or(file.hostname_override.filter(|name| !name.is_empty())).or(hostname))?;
         let ranges = flags.cluster_cidr.or(file.cluster_cidr).unwrap_or_default().0;
-        let pods = match file.detect_local_mode.as_deref() {
+        let pods = match flags.detect_local_mode.or(file.detect_local_mode).as_deref() {
             None | Some("") => PodRanges::Cluster(ranges),
             Some("ClusterCIDR") if ranges.is_empty() => return Err(ConfigError::NoClusterCidr),
             Some("ClusterCIDR") => PodRanges::Cluster(ranges),

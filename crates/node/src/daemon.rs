@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
 use serde::Serialize;
-use signpost_cluster::client::ClientError;
+use signpost_cluster::client::{ClientError, Connection};
 use signpost_cluster::events::{Notice, Reporter};
 use signpost_cluster::{NodeScope, ObjectReference, Observed};
 use signpost_core::object::Family;
@@ -83,13 +83,14 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let _instance = Instance::take()?;
     sys::share_one_heap();
     info!(node = %options.node, %mode, reason, version = env!("CARGO_PKG_VERSION"), "signpost node starts");
-    for field in &options.ignored {
-        warn!(field, "the configuration file asks for what this program does not do");
+    if !options.ignored.is_empty() {
+        warn!(without_effect = options.ignored.join(", "), "this program does not do all that is asked for");
     }
-    let client = signpost_cluster::client::connect(options.kubeconfig.as_deref(), options.master.as_deref()).await?;
+    let Connection { client, server } =
+        signpost_cluster::client::connect(options.kubeconfig.as_deref(), options.master.as_deref()).await?;
     let addresses = addresses::follow().map_err(NodeError::Addresses)?;
     let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
-    let observed = signpost_cluster::watch(client, &NodeScope::Own(options.node.clone()));
+    let observed = signpost_cluster::watch(client, &server, &NodeScope::Own(options.node.clone()));
     match mode {
         Mode::Nftables => {
             let part = |family| (family, nftables(family, options.take_over), flows(family));

@@ -1,5 +1,6 @@
 //! The binary: the node daemon, the lab, and the programs that the lab runs in its pods.
 
+mod kube_proxy_flags;
 mod lab_command;
 mod lab_test_command;
 mod node_command;

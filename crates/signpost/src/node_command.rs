@@ -13,6 +13,8 @@ use signpost_node::{Flags, NodeOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+use crate::kube_proxy_flags::KubeProxyFlags;
+
 /// Threads that serve the network; a change of the kernel has one of its own.
 const THREADS: usize = 2;
 /// What is left of the runtime gets so long to end.
@@ -57,6 +59,9 @@ pub struct NodeCommand {
     /// How often the kernel is compared with what it should hold [default: 30s]
     #[arg(long, value_name = "DURATION")]
     sync_period: Option<GoDuration>,
+    /// ClusterCIDR or NodeCIDR: whose addresses count as pods' [default: those of --cluster-cidr]
+    #[arg(long, value_name = "MODE")]
+    detect_local_mode: Option<String>,
     /// Replace the rules that another Service proxy left
     #[arg(long)]
     take_over: bool,
@@ -69,12 +74,24 @@ pub struct NodeCommand {
     /// Log as JSON, a line each
     #[arg(long)]
     log_json: bool,
+    /// text or json (as --log-json)
+    #[arg(long, value_parser = ["text", "json"], value_name = "FORMAT")]
+    logging_format: Option<String>,
+    /// Print the version, and end
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, value_name = "WHETHER")]
+    version: Option<String>,
+    #[command(flatten)]
+    without_effect: KubeProxyFlags,
 }
 
 impl NodeCommand {
     /// Runs the daemon until SIGTERM or SIGINT. The rules stay.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        start_log(self.v, self.log_json);
+        if self.version.as_ref().is_some_and(|wanted| wanted != "false") {
+            println!("signpost {}", env!("CARGO_PKG_VERSION"));
+            return Ok(ExitCode::SUCCESS);
+        }
+        start_log(self.v, self.log_json || self.logging_format.as_deref() == Some("json"));
         if self.cleanup {
             signpost_node::cleanup().map_err(whole)?;
             return Ok(ExitCode::SUCCESS);
@@ -119,6 +136,8 @@ impl NodeCommand {
             min_sync_period: self.min_sync_period,
             sync_period: self.sync_period,
             take_over: self.take_over,
+            detect_local_mode: self.detect_local_mode,
+            without_effect: self.without_effect.0,
         };
         NodeOptions::new(flags, file, hostname).map_err(whole)
     }
@@ -131,8 +150,9 @@ fn whole(error: impl std::error::Error) -> anyhow::Error {
 
 fn start_log(verbosity: u8, json: bool) {
     let level = match verbosity {
-        0 | 1 => "info",
-        2 | 3 => "info,signpost_node=debug,signpost_cluster=debug,signpost_datapath=debug",
+        // The client logs each failed request; the daemon says the same once, with its cause.
+        0 | 1 => "info,kube_client=off",
+        2 | 3 => "info,kube_client=off,signpost_node=debug,signpost_cluster=debug,signpost_datapath=debug",
         _ => "debug",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
@@ -169,6 +189,33 @@ mod tests {
         assert_eq!((options.min_sync_period, options.sync_period), (Duration::from_secs(1), Duration::from_secs(60)));
         assert!(self::options("node --masquerade-all -v 4 --hostname-override n1").unwrap().masquerade_all);
         assert!(!self::options("node --masquerade-all=false --hostname-override n1").unwrap().masquerade_all);
+    }
+
+    #[test]
+    fn flags_of_a_kube_proxy_manifest_without_effect_are_taken_and_named() {
+        let options = options(
+            "node --hostname-override=n1 --bind-address=0.0.0.0 --feature-gates=A=true,B=false --conntrack-max-per-core=0 \
+             --oom-score-adj=-998 --detect-local-mode NodeCIDR --logging-format=json --kube-api-qps 5 --ipvs-strict-arp \
+             --profiling=false --logtostderr=true --iptables-sync-period=30s --show-hidden-metrics-for-version=1.35",
+        )
+        .unwrap();
+        assert_eq!(options.pods, config::PodRanges::Node);
+        assert_eq!(
+            options.ignored,
+            [
+                "bind-address",
+                "conntrack-max-per-core",
+                "feature-gates",
+                "iptables-sync-period",
+                "kube-api-qps",
+                "oom-score-adj",
+                "show-hidden-metrics-for-version",
+                "ipvs-strict-arp",
+                "logtostderr",
+                "profiling",
+            ]
+        );
+        assert!(self::options("node --init-only --hostname-override n1").is_err());
     }
 
     #[test]

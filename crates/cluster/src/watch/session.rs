@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::AsyncBufReadExt;
@@ -20,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::backoff::Backoff;
 use super::kinds::Watched;
+use super::trouble::{Troubles, told};
 use super::{Observed, SILENCE};
 use crate::convert;
 use crate::malformed::{FieldProblem, Malformed, Problem, Quoted};
@@ -46,7 +48,7 @@ struct Gone;
 /// How a list or a watch ended.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
-    #[error("{0}")]
+    #[error("{}", told(.0))]
     Api(#[from] kube::Error),
     #[error("the list's text cannot be read: {0}")]
     Unreadable(#[from] serde_json::Error),
@@ -102,14 +104,18 @@ pub(super) struct Session<K> {
     sender: mpsc::Sender<Observed>,
     fields: Option<String>,
     backoff: Backoff,
-    /// Whether the log already says that something is wrong.
-    in_trouble: bool,
+    troubles: Arc<Troubles>,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K: Watched> Session<K> {
-    pub(super) fn new(client: Client, sender: mpsc::Sender<Observed>, fields: Option<String>) -> Session<K> {
-        Session { client, sender, fields, backoff: Backoff::new(), in_trouble: false, kind: PhantomData }
+    pub(super) fn new(
+        client: Client,
+        sender: mpsc::Sender<Observed>,
+        troubles: Arc<Troubles>,
+        fields: Option<String>,
+    ) -> Session<K> {
+        Session { client, sender, fields, backoff: Backoff::new(), troubles, kind: PhantomData }
     }
 
     /// Until the consumer is gone.
@@ -301,20 +307,12 @@ impl<K: Watched> Session<K> {
     /// Says what is wrong, once, and waits.
     async fn wait_after(&mut self, trouble: &Trouble) -> Result<(), Gone> {
         let wait = self.backoff.next();
-        if self.in_trouble {
-            debug!(kind = K::NAME, error = %trouble, wait_ms = wait.as_millis() as u64, "the API still fails");
-        } else {
-            warn!(kind = K::NAME, error = %trouble, "the API fails; what is known stays in force, trying again");
-            self.in_trouble = true;
-        }
+        self.troubles.begins(K::NAME, trouble.to_string(), wait.as_millis() as u64);
         self.pause(wait).await
     }
 
     fn well(&mut self) {
-        if self.in_trouble {
-            info!(kind = K::NAME, "the API answers again");
-            self.in_trouble = false;
-        }
+        self.troubles.ends(K::NAME);
         self.backoff.reset();
     }
 

@@ -95,7 +95,7 @@ impl World {
             async { answered.await.unwrap_or_else(|_| StatusCode::BAD_GATEWAY.into_response()) }
         });
         let client = Client::new(router, "default");
-        let observed = Box::new(watch(client, &NodeScope::Own("n1".into())));
+        let observed = Box::new(watch(client, "https://n1:6443/", &NodeScope::Own("n1".into())));
         World { asked, observed, open: Vec::new(), looked_at }
     }
 
