@@ -23,7 +23,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Keeps this node's kernel equal to what the Services of the cluster ask for.
-    Node(node_command::NodeCommand),
+    Node(Box<node_command::NodeCommand>),
     /// A whole cluster on this machine, out of network namespaces.
     Lab(lab_command::LabCommand),
     /// The server behind the image signpost/echo.
