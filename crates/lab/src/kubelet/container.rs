@@ -192,6 +192,7 @@ impl Runner {
     /// Waits until there is what the container needs; not when the pod shall end first.
     async fn prepare(&mut self) -> bool {
         let (mut patience, mut pulls) = (Patience::default(), BackOff::default());
+        let _ = pulls.after(Duration::ZERO); // the first back-off is none, and a pull always has one
         loop {
             let pod = self.images.borrow_and_update().clone();
             if let Some(container) = specified(&pod, &self.target.container.name) {
@@ -207,10 +208,7 @@ impl Runner {
                     self.target.template = start;
                     return true;
                 }
-                Err(Unready::Image) => {
-                    let _ = pulls.after(Duration::ZERO); // the first back-off is none
-                    self.lack_image(pulls.after(Duration::ZERO)).await
-                }
+                Err(Unready::Image) => self.lack_image(pulls.after(Duration::ZERO)).await,
                 Err(Unready::Config(problem)) => {
                     self.tell(Kind::Warning, "Failed", format!("Error: {problem}"));
                     self.wait_as("CreateContainerConfigError", problem);
