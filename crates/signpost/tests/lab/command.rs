@@ -338,3 +338,14 @@ fn a_pod_sees_nothing_of_any_lab_and_passes_input_and_status_through() {
     well(other.lab(&["down"]));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing stays in the directory");
 }
+
+#[test]
+fn the_echo_server_says_where_it_listens_and_ends_well_when_told_to() {
+    use std::io::BufRead;
+    let mut echo = Command::new(SIGNPOST).args(["echo", "tcp/127.0.0.1:0"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufReader::new(echo.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "listening on tcp/127.0.0.1:0\n");
+    kill(Pid::from_raw(echo.id() as i32), Signal::SIGTERM).unwrap();
+    assert_eq!(echo.wait().unwrap().code(), Some(0));
+}

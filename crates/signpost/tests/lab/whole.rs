@@ -253,5 +253,14 @@ async fn pods_have_volumes_variables_and_images_as_they_ask() {
     let terminated = &missing["lastState"]["terminated"];
     assert_eq!(terminated["reason"], "StartError");
     assert!(terminated["message"].as_str().unwrap().contains("executable file not found in $PATH"), "{terminated}");
+    let kubectl = std::process::Command::new("kubectl")
+        .arg("--kubeconfig")
+        .arg(&lab.record().kubeconfig)
+        .args(["exec", "late", "--", "nope"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&kubectl.stderr);
+    assert!(said.contains("executable file not found in $PATH"), "{said}");
+    assert_eq!(kubectl.status.code(), Some(127), "{said}");
     lab.stop().await.unwrap();
 }
