@@ -15,6 +15,8 @@ use crate::spec::Place;
 const LIMIT: Duration = Duration::from_secs(10);
 /// A longer wait is told to the asker.
 const TELL: Duration = Duration::from_secs(1);
+/// How long a pod's status may take to tell why a container does not run.
+const STATUS: Duration = Duration::from_secs(2);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(10);
 /// Reasons for which no container of a lab stops waiting by itself.
@@ -81,13 +83,22 @@ pub(super) async fn until_ready(
 pub(super) async fn why_not(lab: &Lab, (namespace, name, container): PodPlace<'_>, otherwise: String) -> String {
     let pods: Api<Pod> = Api::namespaced(lab.client(), namespace);
     let place = Place::Pod(namespace.to_owned(), name.to_owned());
-    match pods.get_opt(name).await {
-        Ok(Some(pod)) => match check_container(&pod, &place, container) {
-            Ok(()) => format!("{place} runs no program: {}", why(&pod, container).0),
-            Err(problem) => problem,
-        },
-        Ok(None) => format!("there is no {place} in the lab"),
-        Err(_) => otherwise,
+    let began = Instant::now();
+    loop {
+        let pod = match pods.get_opt(name).await {
+            Ok(Some(pod)) => pod,
+            Ok(None) => return format!("there is no {place} in the lab"),
+            Err(_) => return otherwise,
+        };
+        if let Err(problem) = check_container(&pod, &place, container) {
+            return problem;
+        }
+        let (why, hopeless) = why(&pod, container);
+        // The pod's status tells it a moment after the kubelet knows it.
+        if hopeless || began.elapsed() > STATUS {
+            return format!("{place} runs no program: {why}");
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 

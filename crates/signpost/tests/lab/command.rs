@@ -130,8 +130,10 @@ fn a_program_on_a_node_changes_nothing_of_the_machine() {
 fn a_dead_daemon_is_named_in_the_status_and_started_by_restart() {
     let name = Name::new("restart");
     well(name.lab(&["up", "--nodes", "1", "--families", "ipv4"]));
-    let procs = Cgroup::labs().unwrap().child(&name.0).child("n1").child("daemon").path().join("cgroup.procs");
-    let daemon = || std::fs::read_to_string(&procs).unwrap().trim().parse::<i32>().ok();
+    let daemon = || {
+        let status = text(&name.lab(&["status"]));
+        status.split("daemon ").nth(1).and_then(|rest| rest.lines().next()?.trim().parse::<i32>().ok())
+    };
     let killed = daemon().unwrap();
     kill(Pid::from_raw(killed), Signal::SIGKILL).unwrap();
     let hint = format!("`signpost lab restart node/n1 --name {}` starts it", name.0);
