@@ -73,9 +73,18 @@ fn crate_sources(name: &str) -> Vec<PathBuf> {
     rust_files(&root().join("crates").join(name).join("src"))
 }
 
-/// The code of a file: without comments, string contents and everything from the first `#[cfg(test)]` on a line of its own.
+/// The text before the tests that stand in the file itself, which are its end. A `mod tests;` further up ends nothing.
+fn before_tests(text: &str) -> &str {
+    let opens = |(at, _): &(usize, &str)| {
+        let module = text[*at..].lines().nth(2).unwrap_or_default();
+        module.starts_with("mod ") && module.ends_with('{')
+    };
+    text.match_indices("\n#[cfg(test)]").find(opens).map_or(text, |(at, _)| &text[..at])
+}
+
+/// The code of a file: without comments, string contents and its own tests.
 fn code_of(text: &str) -> String {
-    let text = text.split("\n#[cfg(test)]").next().unwrap_or(text);
+    let text = before_tests(text);
     let mut code = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();
     let mut in_string = false;
@@ -199,6 +208,10 @@ fn a_circle_would_be_found() {
         ("c".to_owned(), BTreeSet::from(["b".to_owned()])),
     ]);
     assert_eq!(circle(&edges), Some(vec!["b".to_owned(), "c".to_owned()]));
+    assert_eq!(
+        before_tests("a\n#[cfg(test)]\nmod tests;\nb\n#[cfg(test)]\nmod tests {\nc"),
+        "a\n#[cfg(test)]\nmod tests;\nb"
+    );
     assert_eq!(first_names("{plan::{A, B}, walk}; x"), ["plan", "walk"]);
     assert_eq!(first_names("plan::NodePlan"), ["plan"]);
     assert_eq!(code_of("a \"crate::x\" // crate::y\nb"), "a \"\" \nb".replace("\"\"", ""));
