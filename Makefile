@@ -1,6 +1,6 @@
 # make demo   builds, and walks through a Service that exists on no interface (leaves a lab up)
 # make test   builds, and runs every test and every scenario; both install what is missing (as root)
-# make check  format, lints, docs, licences: what CI runs besides the tests
+# make check  format, lints, docs: what CI runs besides the tests
 # make bench  timings as JSON (release build)
 
 SHELL := /bin/bash
@@ -8,7 +8,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.tools:$(PATH)
 BIN := target/debug/signpost
 
-.PHONY: setup build demo test unit scenarios check bench clean
+.PHONY: setup build demo test unit scenarios check deny bench clean
 
 setup:
 	@tools/setup.sh
@@ -25,13 +25,16 @@ unit: build
 	cargo test --locked --workspace
 
 scenarios: build
-	$(BIN) lab test scenarios
+	$(BIN) lab test --mode nftables,iptables scenarios
 
 check:
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
-	@if command -v cargo-deny >/dev/null; then cargo deny --locked check; else echo "check: cargo-deny is not installed; licences and advisories not checked here (CI does)"; fi
+
+# Licences and advisories; needs cargo-deny, which the public CI has.
+deny:
+	cargo deny --locked check
 
 bench: setup
 	cargo build --locked --release --bin signpost

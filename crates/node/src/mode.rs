@@ -43,17 +43,25 @@ pub enum ModeError {
     Machine(#[from] ProbeError),
 }
 
-/// The mode for what was asked, with the reason for it.
+/// The mode for what was asked, with the reason for it: `auto` is the best that is built and of which `check` says that
+/// this machine can.
 ///
 /// # Errors
-/// It is not built.
-pub fn choose(asked: ModeName) -> Result<(Mode, &'static str), ModeError> {
+/// It is not built, or this machine cannot; for `auto`, what speaks against the best mode.
+pub fn choose(asked: ModeName, check: impl Fn(Mode) -> Result<(), ModeError>) -> Result<(Mode, String), ModeError> {
+    let asked_for = |mode| check(mode).map(|()| (mode, "asked for".to_owned()));
     match asked {
-        ModeName::Auto => Ok((Mode::Nftables, "auto: the best mode that is built")),
-        ModeName::Nftables => Ok((Mode::Nftables, "asked for")),
+        ModeName::Auto => match check(Mode::Nftables) {
+            Ok(()) => Ok((Mode::Nftables, "auto: the best mode that is built".to_owned())),
+            Err(problem) => match check(Mode::Iptables) {
+                Ok(()) => Ok((Mode::Iptables, format!("auto: nftables cannot be used here: {problem}"))),
+                Err(_) => Err(problem), // what would bring the better mode is the better advice
+            },
+        },
+        ModeName::Nftables => asked_for(Mode::Nftables),
         ModeName::Ebpf => Err(ModeError::NotBuilt { asked: "ebpf" }),
         ModeName::Ipvs => Err(ModeError::NotBuilt { asked: "ipvs" }),
-        ModeName::Iptables => Ok((Mode::Iptables, "asked for")),
+        ModeName::Iptables => asked_for(Mode::Iptables),
     }
 }
 
@@ -72,12 +80,33 @@ pub fn check(mode: Mode) -> Result<(), ModeError> {
 mod tests {
     use super::*;
 
+    fn all(_: Mode) -> Result<(), ModeError> {
+        Ok(())
+    }
+
+    fn none(_: Mode) -> Result<(), ModeError> {
+        Err(ModeError::NotBuilt { asked: "this" })
+    }
+
+    fn iptables_only(mode: Mode) -> Result<(), ModeError> {
+        if mode == Mode::Iptables { Ok(()) } else { none(mode) }
+    }
+
     #[test]
-    fn auto_takes_what_is_built_and_what_is_not_is_refused_by_name() {
-        assert_eq!(choose(ModeName::Auto).unwrap().0, Mode::Nftables);
-        assert_eq!(choose(ModeName::Iptables).unwrap().0, Mode::Iptables);
+    fn auto_takes_the_best_that_works_and_says_what_was_wrong_with_a_better_one() {
+        assert_eq!(choose(ModeName::Auto, all).unwrap().0, Mode::Nftables);
+        let (mode, reason) = choose(ModeName::Auto, iptables_only).unwrap();
+        assert_eq!(mode, Mode::Iptables);
+        assert!(reason.starts_with("auto: nftables cannot be used here: "), "{reason}");
+        choose(ModeName::Auto, none).unwrap_err();
+    }
+
+    #[test]
+    fn a_mode_that_was_asked_for_is_taken_or_refused_never_replaced() {
+        assert_eq!(choose(ModeName::Iptables, all).unwrap().0, Mode::Iptables);
+        choose(ModeName::Nftables, iptables_only).unwrap_err();
         for asked in [ModeName::Ebpf, ModeName::Ipvs] {
-            assert!(choose(asked).unwrap_err().to_string().contains("is not built yet; this program has nftables"));
+            assert!(choose(asked, all).unwrap_err().to_string().contains("is not built yet; this program has nftables"));
         }
     }
 }
