@@ -6,6 +6,7 @@
 //!                                                                        └ a lab each, swept between two jobs
 //! ```
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,26 +43,64 @@ struct Job {
 type Groups = BTreeMap<LabKey, VecDeque<Job>>;
 
 /// Runs scenarios and tells each report as soon as it is there; gives all, in the scenarios' order.
-pub async fn run_all(
-    scenarios: Vec<Scenario>,
-    options: &PoolOptions,
-    mut tell: impl FnMut(&RunReport),
-) -> Vec<RunReport> {
+pub async fn run_all(scenarios: Vec<Scenario>, options: &PoolOptions, tell: impl FnMut(&RunReport)) -> Vec<RunReport> {
     let groups = grouped(scenarios, options);
-    let count: usize = groups.values().map(VecDeque::len).sum();
+    let wanted = wanted(&groups);
     let groups = Arc::new(Mutex::new(groups));
-    let (send, mut receive) = mpsc::unbounded_channel();
+    let (send, receive) = mpsc::unbounded_channel();
     let mut workers = JoinSet::new();
-    for number in 0..options.labs.clamp(1, count.max(1)) {
+    for number in 0..options.labs.clamp(1, wanted.len().max(1)) {
         workers.spawn(work(number, groups.clone(), options.program.clone(), send.clone()));
     }
     drop(send);
+    gather(wanted, workers, receive, tell).await
+}
+
+/// What each job's report says should its worker end without one, by the job's index.
+fn wanted(groups: &Groups) -> BTreeMap<usize, RunReport> {
+    let jobs = groups.iter().flat_map(|(key, jobs)| jobs.iter().map(move |job| (key, job)));
+    jobs.map(|(key, job)| {
+        let failure = Failure { line: 0, detail: "no report: the run was lost".to_owned() };
+        let report = RunReport {
+            file: job.scenario.file.clone(),
+            name: job.scenario.name.clone(),
+            run: Some((key.mode, key.family)),
+            took: Duration::ZERO,
+            failure: Some(failure),
+        };
+        (job.index, report)
+    })
+    .collect()
+}
+
+/// A report of every job: one that a dead worker took with it, or that no worker was left for, has failed.
+async fn gather(
+    wanted: BTreeMap<usize, RunReport>,
+    mut workers: JoinSet<()>,
+    mut receive: mpsc::UnboundedReceiver<(usize, RunReport)>,
+    mut tell: impl FnMut(&RunReport),
+) -> Vec<RunReport> {
     let mut reports = BTreeMap::new();
     while let Some((index, report)) = receive.recv().await {
         tell(&report);
         reports.insert(index, report);
     }
-    while workers.join_next().await.is_some() {}
+    let mut deaths = Vec::new();
+    while let Some(ended) = workers.join_next().await {
+        if let Err(error) = ended {
+            tracing::error!(%error, "a worker died");
+            deaths.push(format!("\na worker died: {error}"));
+        }
+    }
+    for (index, mut lost) in wanted {
+        if let Entry::Vacant(place) = reports.entry(index) {
+            if let Some(failure) = &mut lost.failure {
+                failure.detail.push_str(&deaths.concat());
+            }
+            tell(&lost);
+            place.insert(lost);
+        }
+    }
     reports.into_values().collect()
 }
 
@@ -206,5 +245,28 @@ mod tests {
         let (last, _) = next_job(&groups, Some(&first)).unwrap();
         assert_eq!(last.nodes.len(), 1);
         assert!(next_job(&groups, Some(&last)).is_none());
+    }
+
+    #[tokio::test]
+    async fn jobs_without_report_fail_when_a_worker_dies() {
+        let scenarios = vec![scenario("nodes: 1"), scenario("nodes: 1"), scenario("nodes: 1")];
+        let groups = grouped(scenarios, &options(Some(FamilyRun::Ipv4)));
+        let wanted = wanted(&groups);
+        let first = RunReport { failure: None, ..wanted[&0].clone() };
+        let (send, receive) = mpsc::unbounded_channel();
+        let mut workers = JoinSet::new();
+        workers.spawn(async move {
+            send.send((0, first)).unwrap();
+            panic!("out of luck");
+        });
+        let mut told = 0;
+        let reports = gather(wanted, workers, receive, |_| told += 1).await;
+        assert_eq!((reports.len(), told), (3, 3));
+        assert_eq!(reports[0].failure, None);
+        for lost in &reports[1..] {
+            let detail = &lost.failure.as_ref().unwrap().detail;
+            assert!(detail.contains("no report") && detail.contains("out of luck"), "{detail}");
+            assert!(lost.lines().starts_with("FAIL a [nftables ipv4] a.yaml:1\n"), "{}", lost.lines());
+        }
     }
 }
