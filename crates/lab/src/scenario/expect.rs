@@ -28,6 +28,11 @@ pub enum Outcome {
         /// What the system said.
         detail: String,
     },
+    /// The probe itself could not be made: no expectation and no fate allows it.
+    Broken {
+        /// What the system said.
+        detail: String,
+    },
 }
 
 /// An answer.
@@ -174,7 +179,7 @@ pub const MIN_TRIES: usize = 4;
 impl Outcome {
     fn fails_as(&self, wanted: Fails) -> bool {
         match self {
-            Outcome::Answered(_) => false,
+            Outcome::Answered(_) | Outcome::Broken { .. } => false,
             Outcome::Failed { how, .. } => wanted == Fails::Any || *how == wanted,
         }
     }
@@ -183,7 +188,7 @@ impl Outcome {
         match self {
             Outcome::Answered(Answer { fault: Some(fault), .. }) => Err(fault.clone()),
             Outcome::Answered(answer) => Ok(answer),
-            Outcome::Failed { .. } => Err(format!("must be answered, but: {self}")),
+            Outcome::Failed { .. } | Outcome::Broken { .. } => Err(format!("must be answered, but: {self}")),
         }
     }
 
@@ -339,6 +344,7 @@ impl fmt::Display for Outcome {
             }
             Outcome::Failed { how, detail } if detail.is_empty() => write!(f, "{how}"),
             Outcome::Failed { how, detail } => write!(f, "{how} ({detail})"),
+            Outcome::Broken { detail } => write!(f, "the probe itself is broken ({detail})"),
         }
     }
 }

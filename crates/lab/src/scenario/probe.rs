@@ -118,9 +118,11 @@ pub fn fire_again(kept: &mut Kept, shot: &Shot) -> Outcome {
     }
 }
 
-/// An error and when it came: a reset of the opening packet is a refusal, a later one is a reset.
+/// An error and when it came: a reset of the opening packet is a refusal, a later one is a reset. Before anything was
+/// sent it says nothing of the network.
 #[derive(Debug)]
 enum Errored {
+    Local(io::Error),
     Connect(io::Error),
     Later(io::Error),
 }
@@ -133,31 +135,36 @@ impl From<io::Error> for Errored {
 
 fn fire_tcp(shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
     let deadline = Instant::now() + shot.timeout;
-    let mut stream = connect_tcp(shot).map_err(Errored::Connect)?;
+    let mut stream = connect_tcp(shot)?;
     let answer = ask_tcp(&mut stream, shot, deadline)?;
     Ok((answer, Some(Kept::Tcp(stream))))
 }
 
 /// With the port that the shot names, which the standard library cannot.
-fn connect_tcp(shot: &Shot) -> io::Result<TcpStream> {
+fn connect_tcp(shot: &Shot) -> Result<TcpStream, Errored> {
     let Some(port) = shot.source_port else {
-        return TcpStream::connect_timeout(&shot.destination, shot.timeout);
+        return TcpStream::connect_timeout(&shot.destination, shot.timeout).map_err(Errored::Connect);
     };
-    let (family, any) = any_address(shot.destination);
+    let socket = bound_tcp(shot.destination, port).map_err(|error| Errored::Local(error.into()))?;
+    match connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(shot.destination)) {
+        Ok(()) => {}
+        Err(Errno::EINPROGRESS) => wait_connected(&socket, shot.timeout).map_err(Errored::Connect)?,
+        Err(error) => return Err(Errored::Connect(error.into())),
+    }
+    let stream = TcpStream::from(socket);
+    stream.set_nonblocking(false).map_err(Errored::Local)?;
+    Ok(stream)
+}
+
+fn bound_tcp(destination: SocketAddr, port: u16) -> nix::Result<OwnedFd> {
+    let (family, any) = any_address(destination);
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(family, SockType::Stream, flags, None)?;
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     // The port is wanted again: leave by a reset, not by waiting.
     setsockopt(&socket, sockopt::Linger, &nix::libc::linger { l_onoff: 1, l_linger: 0 })?;
     bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(SocketAddr::new(any, port)))?;
-    match connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(shot.destination)) {
-        Ok(()) => {}
-        Err(Errno::EINPROGRESS) => wait_connected(&socket, shot.timeout)?,
-        Err(error) => return Err(error.into()),
-    }
-    let stream = TcpStream::from(socket);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
+    Ok(socket)
 }
 
 fn wait_connected(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
@@ -208,14 +215,15 @@ fn left(deadline: Instant) -> io::Result<Duration> {
 
 fn fire_udp(shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
     let (_, any) = any_address(shot.destination);
-    let socket = UdpSocket::bind(SocketAddr::new(any, shot.source_port.unwrap_or(0)))?;
+    let bound = UdpSocket::bind(SocketAddr::new(any, shot.source_port.unwrap_or(0)));
+    let socket = bound.map_err(Errored::Local)?;
     socket.connect(shot.destination).map_err(Errored::Connect)?;
     let answer = ask_udp(&socket, shot)?;
     Ok((answer, Some(Kept::Udp(socket))))
 }
 
 fn ask_udp(socket: &UdpSocket, shot: &Shot) -> Result<Answer, Errored> {
-    socket.set_read_timeout(Some(shot.timeout))?;
+    socket.set_read_timeout(Some(shot.timeout)).map_err(Errored::Local)?;
     let request = echo::datagram(shot.size);
     // A refusal is told at the next call on the socket, whichever that is. Rules of the sender's own host may end the
     // call with EPERM whether they refuse or drop: then the next call tells which.
@@ -230,14 +238,9 @@ fn ask_udp(socket: &UdpSocket, shot: &Shot) -> Result<Answer, Errored> {
 
 /// An ICMP echo request by a datagram socket: the kernel adds identifier and checksum.
 fn ping(shot: &Shot) -> Result<Answer, Errored> {
-    let (family, any) = any_address(shot.destination);
-    let protocol = if shot.destination.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
-    let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol).map_err(io::Error::from)?;
-    bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(SocketAddr::new(any, 0)))
-        .map_err(io::Error::from)?;
-    let socket = UdpSocket::from(socket);
+    let socket = bound_ping(shot.destination).map_err(|error| Errored::Local(error.into()))?;
     socket.connect(SocketAddr::new(shot.destination.ip(), 0)).map_err(Errored::Connect)?;
-    socket.set_read_timeout(Some(shot.timeout))?;
+    socket.set_read_timeout(Some(shot.timeout)).map_err(Errored::Local)?;
     let kind = if shot.destination.is_ipv4() { 8 } else { 128 };
     let mut request = vec![kind, 0, 0, 0, 0, 0, 0, 1];
     request.resize(8 + shot.size, 0);
@@ -247,23 +250,34 @@ fn ping(shot: &Shot) -> Result<Answer, Errored> {
     Ok(Answer::default())
 }
 
-fn broken(detail: &str) -> Outcome {
-    Outcome::Failed { how: Fails::Reset, detail: detail.to_owned() }
+fn bound_ping(destination: SocketAddr) -> nix::Result<UdpSocket> {
+    let (family, any) = any_address(destination);
+    let protocol = if destination.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
+    let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol)?;
+    bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(SocketAddr::new(any, 0)))?;
+    Ok(UdpSocket::from(socket))
 }
 
+fn broken(detail: &str) -> Outcome {
+    Outcome::Broken { detail: detail.to_owned() }
+}
+
+/// What the network did, by the error it left; an error that none of its ways to fail leaves is the probe's own.
 fn failure(error: &Errored) -> Outcome {
-    let (Errored::Connect(cause) | Errored::Later(cause)) = error;
-    let opening = matches!(error, Errored::Connect(_));
+    let (cause, opening) = match error {
+        Errored::Local(cause) => return broken(&cause.to_string()),
+        Errored::Connect(cause) => (cause, true),
+        Errored::Later(cause) => (cause, false),
+    };
     let how = match cause.kind() {
         io::ErrorKind::ConnectionRefused => Fails::Refused,
         io::ErrorKind::ConnectionReset if opening => Fails::Refused,
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => Fails::Reset,
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fails::Timeout,
         // The sender's own rules dropped it on its way out.
         io::ErrorKind::PermissionDenied => Fails::Timeout,
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Fails::Unreachable,
-        // What a route of type blackhole answers to its own host.
-        io::ErrorKind::InvalidInput => Fails::Unreachable,
-        _ => Fails::Reset,
+        _ => return broken(&cause.to_string()),
     };
     let detail = match cause.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused => String::new(),
@@ -284,7 +298,7 @@ mod tests {
 
     fn how(outcome: &Outcome) -> Option<Fails> {
         match outcome {
-            Outcome::Answered(_) => None,
+            Outcome::Answered(_) | Outcome::Broken { .. } => None,
             Outcome::Failed { how, .. } => Some(*how),
         }
     }
@@ -338,5 +352,24 @@ mod tests {
         let netns = Netns::new(false).unwrap();
         let outcomes = in_turn(&netns, &shot(Message::Udp, local(9)), 10, None, |seen| seen.len() == 4);
         assert_eq!(outcomes.len(), 4);
+    }
+
+    #[test]
+    fn what_fails_on_the_probes_own_side_is_no_outcome_of_the_network() {
+        let netns = Netns::new(false).unwrap();
+        let taken = netns.run(|| (TcpListener::bind(local(4000)).unwrap(), UdpSocket::bind(local(4000)).unwrap()));
+        for message in [Message::Tcp, Message::Udp] {
+            let outcome = keep(&netns, &Shot { source_port: Some(4000), ..shot(message, local(9)) }).0;
+            assert!(matches!(outcome, Outcome::Broken { .. }), "{outcome}");
+        }
+        drop(taken);
+        for errno in [Errno::EMFILE, Errno::EADDRNOTAVAIL, Errno::EINVAL, Errno::ENOBUFS] {
+            for error in [Errored::Connect(errno.into()), Errored::Later(errno.into())] {
+                assert!(matches!(failure(&error), Outcome::Broken { .. }), "{errno}");
+            }
+        }
+        for errno in [Errno::ECONNRESET, Errno::EPIPE] {
+            assert_eq!(how(&failure(&Errored::Later(errno.into()))), Some(Fails::Reset));
+        }
     }
 }

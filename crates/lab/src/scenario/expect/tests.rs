@@ -152,3 +152,18 @@ fn tries_grow_with_the_backends_and_with_the_precision() {
     }
     assert!(tries_for_shares(0.05) > tries_for_shares(0.1));
 }
+
+#[test]
+fn a_broken_probe_is_neither_expected_nor_predicted() {
+    let (view, sender) = (view(), Source::Outside);
+    let setting = Setting { view: &view, sender: &sender };
+    let broken = [Outcome::Broken { detail: "too many open files".to_owned() }];
+    for fails in [None, Some(Fails::Any), Some(Fails::Reset), Some(Fails::Unreachable)] {
+        let expect = Expect { fails, ..Expect::default() };
+        let problem = outcomes_hold(&expect, &broken, setting).unwrap_err();
+        assert!(problem.contains("too many open files"), "{problem}");
+    }
+    for fate in [Fate::Refused, Fate::Dropped, Fate::Lost] {
+        assert!(kernel_agrees(&[(fate, Vec::new())].into(), &broken, &view, false).is_err());
+    }
+}

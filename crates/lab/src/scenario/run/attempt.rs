@@ -193,7 +193,7 @@ impl Run<'_> {
         let (expect, view, sender) = (expect.clone(), view.clone(), from.clone());
         let spread = predictions.is_some_and(|predictions| predictions.spread);
         let enough = move |seen: &[Outcome]| {
-            let failed = matches!(seen.last(), Some(Outcome::Failed { .. }));
+            let failed = matches!(seen.last(), Some(Outcome::Failed { .. } | Outcome::Broken { .. }));
             let setting = Setting { view: &view, sender: &sender };
             let all =
                 || outcomes_hold(&expect, seen, setting).is_ok() && kernel_agrees(&plan, seen, &view, spread).is_ok();

@@ -29,6 +29,8 @@ struct Count {
     sent: u64,
     lost: u64,
     first_loss: Option<String>,
+    /// What the load itself failed at.
+    broken: Option<String>,
 }
 
 impl Load {
@@ -66,9 +68,15 @@ impl Drop for Load {
 impl Count {
     fn add(&mut self, outcome: &Outcome) {
         self.sent += 1;
-        if let Outcome::Failed { .. } = outcome {
-            self.lost += 1;
-            self.first_loss.get_or_insert_with(|| outcome.to_string());
+        match outcome {
+            Outcome::Answered(_) => {}
+            Outcome::Failed { .. } => {
+                self.lost += 1;
+                self.first_loss.get_or_insert_with(|| outcome.to_string());
+            }
+            Outcome::Broken { .. } => {
+                self.broken.get_or_insert_with(|| outcome.to_string());
+            }
         }
     }
 }
@@ -98,6 +106,9 @@ impl Run<'_> {
         let count = count.ok_or("the load's thread died")?;
         if count.sent == 0 {
             return Err("the load sent nothing".to_owned());
+        }
+        if let Some(broken) = count.broken {
+            return Err(broken);
         }
         if count.lost > allowed {
             let first = count.first_loss.unwrap_or_default();
