@@ -69,6 +69,14 @@ pub enum NoAddress {
         /// The family that was wanted.
         family: Family,
     },
+    /// It should have one of the wanted family, but has not.
+    #[error("{name} has no {family} address, though it is to have one of that family")]
+    Lacks {
+        /// Whose.
+        name: String,
+        /// The family that was wanted.
+        family: Family,
+    },
 }
 
 impl Snapshot {
@@ -140,17 +148,36 @@ impl Snapshot {
             return Err(without("such address", &name));
         }
         let address = addresses.into_iter().find(|address| Family::of(*address) == family);
-        let address = address.ok_or(NoAddress::Family { name, family })?;
-        Ok(SocketAddr::new(address, port))
+        match address {
+            Some(address) => Ok(SocketAddr::new(address, port)),
+            None if self.promises(&target.destination, family) => Err(NoAddress::Lacks { name, family }),
+            None => Err(NoAddress::Family { name, family }),
+        }
+    }
+
+    /// Whether a Service says that it is there in a family.
+    fn promises(&self, destination: &Destination, family: Family) -> bool {
+        let (Destination::Cluster(service, _)
+        | Destination::External(service, _)
+        | Destination::LoadBalancer(service, _)) = destination
+        else {
+            return false;
+        };
+        let families = self.service(service).ok().and_then(|object| object.pointer("/spec/ipFamilies")?.as_array());
+        let said = families.into_iter().flatten().filter_map(Value::as_str);
+        said.into_iter().any(|said| said.eq_ignore_ascii_case(&family.to_string()))
     }
 
     /// What a `save` step remembers: all addresses of a destination, and its port if it names one.
     ///
     /// # Errors
-    /// [`NoAddress`], if there is none of either family.
+    /// [`NoAddress`], if there is none of either family or a Service lacks one that it is to have.
     pub fn save(&self, target: &Target, saved: &BTreeMap<String, Saved>) -> Result<Saved, NoAddress> {
         let found: Vec<_> =
             [Family::Ipv4, Family::Ipv6].into_iter().map(|family| self.resolve(target, family, saved)).collect();
+        if let Some(Err(error)) = found.iter().find(|found| matches!(found, Err(NoAddress::Lacks { .. }))) {
+            return Err(error.clone());
+        }
         let addresses: Vec<SocketAddr> = found.iter().filter_map(|found| found.as_ref().ok().copied()).collect();
         match (addresses.first(), found.into_iter().find_map(Result::err)) {
             (Some(first), _) => {

@@ -115,3 +115,18 @@ fn a_wrong_port_name_is_told_with_those_that_are_there() {
         assert_eq!(error.to_string(), "web has no port named dsn; it has dns-tcp, dns", "{to}");
     }
 }
+
+#[test]
+fn a_family_that_the_service_names_must_have_an_address() {
+    for (families, lacks) in [(json!(["IPv4"]), false), (json!(["IPv4", "IPv6"]), true)] {
+        let mut snapshot = snapshot();
+        snapshot.services[0]["spec"]["ipFamilies"] = families;
+        for to in ["web:53", "external/web:53"] {
+            let to = to.parse().unwrap();
+            assert!(snapshot.resolve(&to, Family::Ipv4, &BTreeMap::new()).is_ok());
+            let error = snapshot.resolve(&to, Family::Ipv6, &BTreeMap::new()).unwrap_err();
+            assert_eq!(matches!(error, NoAddress::Lacks { .. }), lacks, "{error}");
+            assert_eq!(snapshot.save(&to, &BTreeMap::new()).is_err(), lacks);
+        }
+    }
+}
