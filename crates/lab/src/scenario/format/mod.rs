@@ -120,6 +120,13 @@ pub fn parse(file: &Path, text: &str) -> Result<Scenario, FormatError> {
         })?;
         steps.push(checked);
     }
+    check_loads(&steps).map_err(|(line, problem)| FormatError {
+        file: file.to_owned(),
+        line: find_field(text, line, problem.field),
+        column: 1,
+        field: Some(problem.field.to_owned()),
+        problem: problem.problem,
+    })?;
     let scenario = Scenario {
         file: file.to_owned(),
         name: raw.name,
@@ -140,6 +147,26 @@ pub fn parse(file: &Path, text: &str) -> Result<Scenario, FormatError> {
         problem: problem.problem,
     })?;
     Ok(scenario)
+}
+
+/// Each load is ended once, after its start: what nobody ends, nobody counts the losses of.
+fn check_loads(steps: &[Step]) -> Result<(), (u64, Problem)> {
+    let mut running = std::collections::BTreeMap::new();
+    for step in steps {
+        match &step.kind {
+            StepKind::Load(load) if running.insert(load.name.as_str(), step.line).is_some() => {
+                return Err((step.line, Problem::new("load", format!("a load {} runs already", load.name))));
+            }
+            StepKind::End { load, .. } if running.remove(load.as_str()).is_none() => {
+                return Err((step.line, Problem::new("end", format!("no load {load} runs here"))));
+            }
+            _ => {}
+        }
+    }
+    match running.into_iter().min_by_key(|(_, line)| *line) {
+        Some((name, line)) => Err((line, Problem::new("load", format!("no step ends the load {name}")))),
+        None => Ok(()),
+    }
 }
 
 /// What only the whole file shows: pods on nodes that are not there, names given twice, empty lists.

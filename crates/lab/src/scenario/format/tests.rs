@@ -156,3 +156,20 @@ fn every_scenario_of_the_project_is_understood() {
     }
     assert!(read >= 25, "{read}");
 }
+
+#[test]
+fn a_load_is_ended_once_and_after_its_start() {
+    let load = "  - load: {name: L, from: a, to: 'b:80', rate: 1/s}\n";
+    let end = "  - end: {load: L, expect: {lost: 0}}\n";
+    let read = |steps: &[&str]| read(&format!("name: x\nsteps:\n  - pause: 1s\n{}", steps.concat()));
+    assert!(read(&[load, end, load, end]).is_ok());
+    for (steps, line, wrong) in [
+        (&[load][..], 4, "no step ends the load L"),
+        (&[load, end, end][..], 6, "no load L runs here"),
+        (&[end, load][..], 4, "no load L runs here"),
+        (&[load, load, end][..], 5, "a load L runs already"),
+    ] {
+        let error = read(steps).unwrap_err();
+        assert_eq!((error.line, error.problem.as_str()), (line, wrong), "{error}");
+    }
+}

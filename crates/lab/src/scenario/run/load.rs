@@ -1,12 +1,15 @@
 //! Traffic in the background and programs on a place: the steps `load`, `end` and `exec`.
 
-use std::process::{Command, Stdio};
+use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use signpost_core::object::Family;
+use tokio::process::Command;
 
 use super::{Run, is_match};
 use crate::netns::Netns;
@@ -62,6 +65,10 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        // The thread sends in a lab that the next scenario gets: it has at most one probe and one gap left.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -77,6 +84,32 @@ impl Count {
             Outcome::Broken { .. } => {
                 self.broken.get_or_insert_with(|| outcome.to_string());
             }
+        }
+    }
+}
+
+/// How long a program of an `exec` step may run.
+const EXEC_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Runs a program in a namespace; one that takes too long is killed with all that it started.
+async fn output_of(netns: &Netns, run: &[String], timeout: Duration) -> Result<Output, String> {
+    let (program, arguments) = run.split_first().ok_or("names no program")?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.process_group(0).kill_on_drop(true);
+    let runtime = tokio::runtime::Handle::current();
+    let spawned = netns.run(|| {
+        let _entered = runtime.enter();
+        command.spawn()
+    });
+    let child = spawned.map_err(|error| format!("cannot run {program}: {error}"))?;
+    let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+    match tokio::time::timeout(timeout, child.wait_with_output()).await {
+        Ok(output) => output.map_err(|error| format!("cannot run {program}: {error}")),
+        Err(_) => {
+            // What has left the group or has ended meanwhile cannot be killed.
+            let _ = group.map(|group| killpg(group, Signal::SIGKILL));
+            Err(format!("{program} was killed: it had not ended after {timeout:?}"))
         }
     }
 }
@@ -124,11 +157,7 @@ impl Run<'_> {
     pub(super) async fn exec(&mut self, on: &Source, run: &[String], expect: &ExecExpect) -> Result<(), String> {
         self.stage.settle().await?;
         let netns = self.stage.netns(on)?;
-        let (program, arguments) = run.split_first().ok_or("names no program")?;
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null());
-        let output = tokio::task::spawn_blocking(move || netns.run(|| command.output())).await.map_err(told)?;
-        let output = output.map_err(|error| format!("cannot run {program}: {error}"))?;
+        let output = output_of(&netns, run, EXEC_TIMEOUT).await?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         let status = output.status.code().unwrap_or(-1);
         let fits = expect.stdout.as_ref().is_none_or(|pattern| is_match(pattern, &stdout));
@@ -141,5 +170,54 @@ impl Run<'_> {
             "expected   status {}, output {pattern}\ncame       status {status}\n{stdout}{stderr}",
             expect.status
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(script: &str) -> Vec<String> {
+        ["sh", "-c", script].map(str::to_owned).to_vec()
+    }
+
+    #[tokio::test]
+    async fn a_program_that_does_not_end_is_killed_with_its_children() {
+        let netns = Netns::new(false).unwrap();
+        let (pipe, held) = std::io::pipe().unwrap();
+        let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&held));
+        let started = Instant::now();
+        let script = format!("exec 3>{path}; sleep 600 & wait");
+        let problem = output_of(&netns, &program(&script), Duration::from_millis(300)).await.unwrap_err();
+        assert_eq!(problem, "sh was killed: it had not ended after 300ms");
+        // The end of the pipe: nobody holds its other side any more.
+        drop(held);
+        let ended = tokio::task::spawn_blocking(move || std::io::read_to_string(pipe));
+        let rest = tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the child lives on");
+        assert_eq!(rest.unwrap().unwrap(), "");
+        assert!(started.elapsed() < Duration::from_secs(20));
+    }
+
+    #[tokio::test]
+    async fn a_program_that_ends_gives_its_status_and_output() {
+        let netns = Netns::new(false).unwrap();
+        let output = output_of(&netns, &program("echo out; exit 3"), EXEC_TIMEOUT).await.unwrap();
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), &b"out\n"[..]));
+    }
+
+    #[test]
+    fn a_load_that_is_dropped_has_ended() {
+        let netns = Netns::new(false).unwrap();
+        let shot = Shot {
+            message: probe::Message::Udp,
+            destination: "127.0.0.1:9".parse().unwrap(),
+            source_port: None,
+            size: 0,
+            timeout: Duration::from_millis(100),
+        };
+        let load = Load::start(netns, shot, 100);
+        let stop = Arc::downgrade(&load.stop);
+        drop(load);
+        assert!(stop.upgrade().is_none(), "the thread still looks at the flag");
     }
 }
