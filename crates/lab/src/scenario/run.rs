@@ -15,6 +15,7 @@ use self::load::Load;
 use super::address::PodName;
 use super::format::{EventStep, FamilyRun, Mode, ObjectStep, PodChange, Scenario, ShortPod, Step, StepKind};
 use super::light::pod_object;
+use super::objects::ObjectError;
 use super::report::Failure;
 use super::snapshot::Saved;
 use super::stage::{Stage, told};
@@ -125,20 +126,16 @@ impl Run<'_> {
     }
 
     async fn apply(&mut self, list: &[Value], refused: Option<&str>) -> Result<(), String> {
-        let mut message = None;
+        let mut results = Vec::new();
         for object in list {
-            match self.stage.objects().apply(&self.filled(object)).await {
-                Ok(()) => {}
-                Err(error) if refused.is_some() => message = Some(error.to_string()),
-                Err(error) => return Err(error.to_string()),
+            let result = self.stage.objects().apply(&self.filled(object)).await;
+            if refused.is_none() {
+                result.map_err(told)?;
+            } else {
+                results.push(result);
             }
         }
-        let Some(pattern) = refused else { return Ok(()) };
-        let message = message.ok_or_else(|| format!("expected that the API refuses it ({pattern}), but it took it"))?;
-        if is_match(pattern, &message) {
-            return Ok(());
-        }
-        Err(format!("expected   refused: {pattern}\ncame       {message}"))
+        refused.map_or(Ok(()), |pattern| all_refused(pattern, &results))
     }
 
     /// With the saved addresses in place of texts like `$name`: in a lab that is used again, pods' addresses differ.
@@ -250,6 +247,23 @@ impl Run<'_> {
     }
 }
 
+/// Each object must have been refused by the API itself, with words that match.
+fn all_refused(pattern: &str, results: &[Result<(), ObjectError>]) -> Result<(), String> {
+    if results.is_empty() {
+        return Err(format!("expected   refused: {pattern}\ncame       no object to refuse"));
+    }
+    for (index, result) in results.iter().enumerate() {
+        let came = match result {
+            Ok(()) => "the API took it".to_owned(),
+            Err(error @ ObjectError::Refused { .. }) if is_match(pattern, &error.to_string()) => continue,
+            Err(error) => error.to_string(),
+        };
+        let (number, of) = (index + 1, results.len());
+        return Err(format!("expected   refused: {pattern}\ncame       object {number} of {of}: {came}"));
+    }
+    Ok(())
+}
+
 /// Patterns were compiled once when the file was read.
 fn is_match(pattern: &str, text: &str) -> bool {
     regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text))
@@ -262,4 +276,29 @@ fn plain(value: &Value) -> String {
 
 fn not_yet(word: &str, what: &str) -> String {
     format!("{word}: this version lacks {what}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_object_must_be_refused_in_the_expected_words() {
+        let refused = |message: &str| {
+            Err(ObjectError::Refused { what: "Service/web".to_owned(), message: message.to_owned(), code: 422 })
+        };
+        let incomplete = || Err(ObjectError::Incomplete { what: "already".to_owned(), field: "kind" });
+        let taken = || refused("port is already allocated");
+        assert_eq!(all_refused("already", &[taken(), taken()]), Ok(()));
+        for (results, came) in [
+            (vec![taken(), Ok(())], "object 2 of 2: the API took it"),
+            (vec![Ok(()), taken()], "object 1 of 2: the API took it"),
+            (vec![refused("out of range"), taken()], "object 1 of 2: the API refuses Service/web: out of range"),
+            (vec![incomplete()], "object 1 of 1: already: no kind"),
+            (Vec::new(), "no object to refuse"),
+        ] {
+            let problem = all_refused("already", &results).unwrap_err();
+            assert!(problem.ends_with(came), "{problem}");
+        }
+    }
 }
