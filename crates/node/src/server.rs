@@ -18,11 +18,15 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
-use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
-use tracing::{info, warn};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
 
 use crate::metrics::Metrics;
 use crate::mode::Mode;
@@ -30,6 +34,14 @@ use crate::progress::{Health, Progress};
 
 /// How long an address that is taken is left before the next try.
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);
+/// After a failed accept (no descriptors left): time for some to be closed.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// Every pod reaches the health listener: what it can hold of the daemon's descriptors is bounded in number and in time.
+const CONNECTIONS: usize = 64;
+/// A client has so long for a request's head.
+const HEAD: Duration = Duration::from_secs(10);
+/// And so long for everything, reading the answer included.
+const CONNECTION: Duration = Duration::from_secs(60);
 
 /// A question that only the loop can answer.
 #[derive(Debug)]
@@ -87,13 +99,47 @@ pub async fn listen(address: SocketAddr, router: Router) {
         match TcpListener::bind(address).await {
             Ok(listener) => {
                 info!(%address, "listening");
-                if let Err(error) = axum::serve(listener, router.clone()).await {
-                    warn!(%address, %error, "the listener ended");
-                }
+                accept(listener, router.clone()).await;
             }
             Err(error) => warn!(%address, %error, "cannot listen; trying again"),
         }
         tokio::time::sleep(LISTEN_AGAIN).await;
+    }
+}
+
+/// Takes connections for ever; those that are over the limit wait in the kernel's queue.
+async fn accept(listener: TcpListener, router: Router) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    // Ends them when the listener is dropped.
+    let mut connections = JoinSet::new();
+    loop {
+        let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let router = router.clone();
+                connections.spawn(async move {
+                    connection(stream, router).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+/// Answers one request: a connection that is kept alive would hold its place.
+async fn connection(stream: TcpStream, router: Router) {
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD).keep_alive(false);
+    let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    match tokio::time::timeout(CONNECTION, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "a connection ended with an error"),
+        Err(_) => debug!("a connection took too long"),
     }
 }
 
@@ -157,5 +203,36 @@ async fn ask(shared: &Shared, question: impl FnOnce(Reply) -> Question) -> Respo
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the daemon ends").into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn clients_that_say_nothing_are_sent_away_and_others_get_their_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut serving = JoinSet::new();
+        serving.spawn(accept(listener, Router::new().route("/", get(|| async { "here" }))));
+        let mut silent = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+            silent.push(stream);
+        }
+        let ask = async {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            text
+        };
+        let started = Instant::now();
+        let text = tokio::time::timeout(HEAD * 2, ask).await.expect("the silent ones must make room");
+        assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("here"), "{text}");
+        assert!(started.elapsed() > HEAD / 2, "more connections than allowed were served at once");
     }
 }
