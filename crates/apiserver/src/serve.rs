@@ -10,7 +10,6 @@ use axum::extract::State;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use http::{Request, header};
-use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -129,7 +128,7 @@ where
     http2.keep_alive_interval(PING).keep_alive_timeout(PING);
     let admitted = Admitted::default();
     let of_connection = admitted.clone();
-    let service = TowerToHyperService::new(router.map_request(move |mut request: Request<Incoming>| {
+    let service = TowerToHyperService::new(router.map_request(move |mut request: Request<_>| {
         request.extensions_mut().insert(of_connection.clone());
         request
     }));

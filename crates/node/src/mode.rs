@@ -106,7 +106,9 @@ mod tests {
         assert_eq!(choose(ModeName::Iptables, all).unwrap().0, Mode::Iptables);
         choose(ModeName::Nftables, iptables_only).unwrap_err();
         for asked in [ModeName::Ebpf, ModeName::Ipvs] {
-            assert!(choose(asked, all).unwrap_err().to_string().contains("is not built yet; this program has nftables"));
+            assert!(
+                choose(asked, all).unwrap_err().to_string().contains("is not built yet; this program has nftables")
+            );
         }
     }
 }

@@ -18,8 +18,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
@@ -133,8 +133,8 @@ async fn accept(listener: TcpListener, router: Router) {
 
 /// Answers one request: a connection that is kept alive would hold its place.
 async fn connection(stream: TcpStream, router: Router) {
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD).keep_alive(false);
+    let mut builder = auto::Builder::new(TokioExecutor::new()).http1_only();
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD).keep_alive(false);
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     match tokio::time::timeout(CONNECTION, connection).await {
         Ok(Ok(())) => {}
