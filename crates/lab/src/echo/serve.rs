@@ -6,20 +6,25 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use nix::cmsg_space;
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrLike, SockaddrStorage, recvmsg,
-    sendmsg,
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrStorage, recvmsg, sendmsg,
 };
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::{Answer, Identity, Service};
 
-/// The longest line, header block or body that is read.
+/// The longest line of a plain connection, or body, that is read.
 const LONGEST_BYTES: u64 = 1024 * 1024;
+/// The longest head of a request, its first line aside: what a request makes the server keep.
+const HEAD_BYTES: u64 = 64 * 1024;
+/// A client that has begun a request has so long for its head, and as long again for its body.
+const REQUEST: Duration = Duration::from_secs(10);
 /// What is longer is counted, not sent back.
 const ECHO_BYTES: usize = 256;
 
@@ -40,7 +45,7 @@ pub(super) async fn tcp(listener: TcpListener, service: Arc<Service>, connection
             }
             Err(error) => {
                 tracing::debug!(%error, "accept failed");
-                tokio::time::sleep(std::time::Duration::from_millis(10)).await; // out of descriptors: give others time
+                tokio::time::sleep(Duration::from_millis(10)).await; // out of descriptors: give others time
             }
         }
     }
@@ -77,20 +82,10 @@ async fn http(
     mut keep: bool,
     healthy: bool,
 ) -> io::Result<bool> {
-    let mut headers = BTreeMap::new();
-    loop {
-        let Some(line) = read_line(stream).await? else { return Ok(false) };
-        if line.is_empty() {
-            break;
-        }
-        let text = String::from_utf8_lossy(&line);
-        if let Some((name, value)) = text.split_once(':').filter(|_| headers.len() < 100) {
-            headers.insert(name.trim().to_ascii_lowercase(), value.trim().to_owned());
-        }
-    }
+    let Some(headers) = timeout(REQUEST, head(stream)).await?? else { return Ok(false) };
     let length: u64 = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let mut body = Vec::new();
-    (&mut *stream).take(length.min(LONGEST_BYTES)).read_to_end(&mut body).await?;
+    timeout(REQUEST, (&mut *stream).take(length.min(LONGEST_BYTES)).read_to_end(&mut body)).await??;
     keep &= length <= LONGEST_BYTES && !headers.get("connection").is_some_and(|c| c.eq_ignore_ascii_case("close"));
     let request = answer.request.clone().unwrap_or_default();
     let (method, target) = request.split_once(' ').unwrap_or((&request, "/"));
@@ -122,10 +117,26 @@ async fn http(
     Ok(keep)
 }
 
+/// The headers of a request, up to the empty line; `None` when they end before it, or are too long.
+async fn head(stream: &mut BufReader<TcpStream>) -> io::Result<Option<BTreeMap<String, String>>> {
+    let mut headers = BTreeMap::new();
+    let mut stream = stream.take(HEAD_BYTES);
+    while let Some(line) = read_line(&mut stream).await? {
+        if line.is_empty() {
+            return Ok(Some(headers));
+        }
+        let text = String::from_utf8_lossy(&line);
+        if let Some((name, value)) = text.split_once(':').filter(|_| headers.len() < 100) {
+            headers.insert(name.trim().to_ascii_lowercase(), value.trim().to_owned());
+        }
+    }
+    Ok(None)
+}
+
 /// A line without its end; `None` at the end of the input. What the end cuts off is a line as well.
-async fn read_line(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Vec<u8>>> {
+async fn read_line(stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
-    (&mut *stream).take(LONGEST_BYTES).read_until(b'\n', &mut line).await?;
+    stream.take(LONGEST_BYTES).read_until(b'\n', &mut line).await?;
     if line.is_empty() {
         return Ok(None);
     }
@@ -213,7 +224,6 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
     if let Some(ipv4) = address.as_sockaddr_in() {
         return Some(SocketAddr::new(ipv4.ip().into(), ipv4.port()));
     }
-    debug_assert!(address.family().is_some());
     // Not through std's type: the scope of a link-local peer must come back with the answer.
     address.as_sockaddr_in6().map(|ipv6| {
         SocketAddr::V6(std::net::SocketAddrV6::new(ipv6.ip(), ipv6.port(), ipv6.flowinfo(), ipv6.scope_id()))

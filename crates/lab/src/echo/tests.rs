@@ -110,3 +110,22 @@ fn arguments_say_where_to_listen() {
         assert!(arguments(&words(bad)).is_err(), "{bad}");
     }
 }
+
+#[tokio::test]
+async fn a_head_without_end_ends_the_connection() {
+    let (netns, _server) = server(&["tcp/8080"]);
+    let mut long = connect(&netns, "127.0.0.1:8080").unwrap();
+    let mut slow = connect(&netns, "127.0.0.1:8080").unwrap();
+    slow.write_all(b"GET / HTTP/1.1\r\nA: 1\r\n").await.unwrap();
+    let flood = async {
+        long.write_all(b"GET / HTTP/1.1\r\n").await?;
+        loop {
+            long.write_all(&[b"A: ".as_slice(), &[b'x'; 1000], b"\r\n"].concat()).await?;
+        }
+    };
+    let ended: io::Result<()> = timeout(DEADLINE, flood).await.expect("headers were read without end");
+    assert!(ended.is_err());
+    let mut rest = Vec::new();
+    timeout(DEADLINE * 3, slow.read_to_end(&mut rest)).await.expect("half a head held its connection").unwrap();
+    assert!(rest.is_empty());
+}
