@@ -27,6 +27,9 @@ pub struct Surroundings<'a> {
 }
 
 /// A container that cannot be run as it is specified.
+/// The most that a container is started with. Less than the kernel's limit, so that what it refuses is told.
+const LONGEST_BYTES: usize = 1024 * 1024;
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unrunnable {
     /// A source of an environment variable that the lab does not have.
@@ -54,6 +57,9 @@ pub enum Unrunnable {
         /// The key.
         key: String,
     },
+    /// Its words and variables together are more than a process could be given.
+    #[error("command, arguments and environment are longer than {} KiB together", LONGEST_BYTES / 1024)]
+    TooLong,
 }
 
 /// The ConfigMaps and Secrets that a container's environment is made from.
@@ -88,17 +94,23 @@ pub fn start(
     sources: &Sources,
 ) -> Result<Start, Unrunnable> {
     let env = environment(pod, container, image, around, sources)?;
-    let filled = |words: &Option<Vec<String>>| -> Vec<String> {
-        words.iter().flatten().map(|word| expand(word, &env)).collect()
+    let mut room = room(&env)?;
+    let mut filled = |words: &Option<Vec<String>>| -> Result<Vec<String>, Unrunnable> {
+        let expanded = words.iter().flatten().map(|word| {
+            let word = expand(word, &env, room)?;
+            room = room.checked_sub(word.len() + 1).ok_or(Unrunnable::TooLong)?;
+            Ok(word)
+        });
+        expanded.collect()
     };
-    let mut argv = filled(&container.command);
+    let mut argv = filled(&container.command)?;
     if argv.is_empty() {
         argv = match image {
             Image::Echo => vec![format!("{PROGRAMS}/signpost"), "echo".to_owned()],
             Image::Program(path) => vec![format!("{PROGRAMS}/{}", program_name(path))],
         };
     }
-    argv.extend(filled(&container.args));
+    argv.extend(filled(&container.args)?);
     let (user, group) = user(pod, container);
     Ok(Start { id: 0, argv, env, directory: container.working_dir.clone(), terminal: None, user, group })
 }
@@ -133,12 +145,20 @@ fn environment(
     for (name, value) in whole_objects(container, sources)? {
         set(&mut env, &name, value);
     }
+    room(&env)?;
     for variable in container.env.iter().flatten() {
         if let Some(value) = value(pod, variable, around, &env, sources)? {
             set(&mut env, &variable.name, value);
+            room(&env)?;
         }
     }
     Ok(env)
+}
+
+/// How many bytes may come beside this environment.
+fn room(env: &[(String, String)]) -> Result<usize, Unrunnable> {
+    let length = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+    LONGEST_BYTES.checked_sub(length).ok_or(Unrunnable::TooLong)
 }
 
 /// What `envFrom` brings.
@@ -176,7 +196,7 @@ fn value(
     sources: &Sources,
 ) -> Result<Option<String>, Unrunnable> {
     let Some(source) = &variable.value_from else {
-        return Ok(Some(expand(variable.value.as_deref().unwrap_or_default(), env)));
+        return expand(variable.value.as_deref().unwrap_or_default(), env, room(env)?).map(Some);
     };
     let map = source.config_map_key_ref.as_ref().map(|key| (Origin::ConfigMap, &key.name, &key.key, key.optional));
     let secret = source.secret_key_ref.as_ref().map(|key| (Origin::Secret, &key.name, &key.key, key.optional));
@@ -210,11 +230,15 @@ fn value(
     Ok(Some(text.unwrap_or_default()))
 }
 
-/// `$(NAME)` becomes the value, if there is such a variable; `$$` is a dollar sign.
-fn expand(text: &str, env: &[(String, String)]) -> String {
-    let mut result = String::with_capacity(text.len());
+/// `$(NAME)` becomes the value, if there is such a variable; `$$` is a dollar sign. A value may name others, which name
+/// others: what comes out is at most `room` bytes long.
+fn expand(text: &str, env: &[(String, String)], room: usize) -> Result<String, Unrunnable> {
+    let mut result = String::new();
     let mut rest = text;
     while let Some(at) = rest.find('$') {
+        if result.len() > room {
+            return Err(Unrunnable::TooLong);
+        }
         result.push_str(&rest[..at]);
         rest = &rest[at..];
         if let Some(after) = rest.strip_prefix("$$") {
@@ -235,7 +259,7 @@ fn expand(text: &str, env: &[(String, String)]) -> String {
         }
     }
     result.push_str(rest);
-    result
+    if result.len() > room { Err(Unrunnable::TooLong) } else { Ok(result) }
 }
 
 fn user(pod: &Pod, container: &Container) -> (Option<u32>, Option<u32>) {
@@ -275,6 +299,22 @@ mod tests {
         container.args = None;
         container.env = Some(vec![variable("TIME", "5")]);
         assert_eq!(argv(&container, &nginx), ["sleep", "5", "$(TIME)", "$(NONE)"]);
+    }
+
+    #[test]
+    fn values_that_name_one_another_do_not_grow_without_end() {
+        let doubled = |n: u32| variable(&format!("V{}", n + 1), &format!("$(V{n})$(V{n})"));
+        let mut env = vec![variable("V0", "0123456789abcdef")];
+        env.extend((0..60).map(doubled));
+        let run = |env: Vec<EnvVar>, word: String| {
+            let container = Container { env: Some(env), command: Some(vec![word]), ..Container::default() };
+            let image = Image::Program("/bin/true".into());
+            start(&Pod::default(), &container, &image, &around(), &Sources::default())
+        };
+        assert!(matches!(run(env.clone(), "true".into()), Err(Unrunnable::TooLong)));
+        env.truncate(8);
+        assert!(run(env.clone(), "$(V7)".into()).is_ok());
+        assert!(matches!(run(env, "$(V7)".repeat(1000)), Err(Unrunnable::TooLong)));
     }
 
     #[test]
