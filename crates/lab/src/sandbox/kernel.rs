@@ -75,12 +75,18 @@ pub(super) fn bind(source: &Path, target: &Path, flags: MsFlags) -> io::Result<(
     step(&shown, "restrict", mount(None::<&str>, target, None::<&str>, flags, None::<&str>))
 }
 
-/// Lays nothing over a file or directory, if it is there.
-pub(super) fn hide(path: &Path) -> io::Result<()> {
-    match fs::metadata(path) {
-        Ok(meta) if meta.is_dir() => memory(path, "size=4k,mode=555", MsFlags::MS_RDONLY),
-        Ok(_) => bind(Path::new("/dev/null"), path, MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC),
-        Err(_) => Ok(()),
+/// Lays nothing over a file or directory of the new root, if it is there. Links on the way to it lead where they lead the
+/// pod: the machine's root is another's as long as this process has not left it.
+///
+/// # Errors
+/// Whether it is there cannot be told, or it cannot be covered: the pod must not see it then.
+pub(super) fn hide(root: &Path, path: &Path) -> io::Result<()> {
+    let target = resolve(root, path)?;
+    match fs::symlink_metadata(&target) {
+        Ok(meta) if meta.is_dir() => memory(&target, "size=4k,mode=555", MsFlags::MS_RDONLY),
+        Ok(_) => bind(Path::new("/dev/null"), &target, MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => at(&target, Err(error)),
     }
 }
 
@@ -106,6 +112,13 @@ mod tests {
         let below = resolve(root.path(), Path::new("/etc/../etc/link/../link/secrets/a")).unwrap();
         assert_eq!(below, root.path().join("run/secrets/a"));
         symlink("loop", root.path().join("etc/loop")).unwrap();
+        assert!(
+            hide(root.path(), Path::new("/etc/loop/a")).is_err(),
+            "what cannot be looked at must not count as hidden"
+        );
+        assert!(hide(root.path(), Path::new("/etc/none")).is_ok());
+        fs::write(root.path().join("etc/file"), "").unwrap();
+        assert!(hide(root.path(), Path::new("/etc/file/below")).is_err());
         assert!(resolve(root.path(), Path::new("/etc/loop/a")).is_err());
     }
 }

@@ -38,9 +38,10 @@ pub(super) fn private(view: &View, folder: &Path) -> io::Result<()> {
         memory(&temporary, "size=64m,mode=1777", MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
     }
     for path in SECRETS.iter().map(Path::new).chain(view.masks.iter().map(PathBuf::as_path)) {
-        let path = inside(&view.root, path);
-        if path.starts_with(folder) && path != folder {
-            hide(&path)?;
+        // An overlay is laid on the directory that a link leads to: that is where its secrets have to be hidden again.
+        let target = resolve(&view.root, path)?;
+        if target.starts_with(folder) && target != folder {
+            hide(&view.root, path)?;
         }
     }
     Ok(())

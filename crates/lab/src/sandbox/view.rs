@@ -124,7 +124,7 @@ fn process_files(proc: &Path) -> io::Result<()> {
         }
     }
     for name in PROC_EMPTY {
-        hide(&proc.join(name))?;
+        hide(proc, Path::new(name))?;
     }
     Ok(())
 }
@@ -134,7 +134,7 @@ fn system_files(sys: &Path) -> io::Result<()> {
     let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     step("/sys", "mount", mount(Some("sysfs"), sys, Some("sysfs"), flags, None::<&str>))?;
     for name in SYS_EMPTY {
-        hide(&sys.join(name))?;
+        hide(sys, Path::new(name))?;
     }
     Ok(())
 }
