@@ -294,9 +294,16 @@ fn private_directory(path: &Path) -> Result<(), LabError> {
 /// A directory of the user's choice: new, empty, or one that holds only what a lab left.
 fn own_directory(path: &Path) -> Result<PathBuf, LabError> {
     private_directory(path)?;
+    let meta = fs::symlink_metadata(path).map_err(LabError::state("use", path))?;
+    if !meta.is_dir() || meta.uid() != 0 {
+        let source =
+            io::Error::other("it is no directory of root's own: another could change what the lab keeps there");
+        return Err(LabError::State { op: "use", path: path.to_owned(), source });
+    }
     let path = path.canonicalize().map_err(LabError::state("use", path))?;
     let entries = fs::read_dir(&path).map_err(LabError::state("read", &path))?;
-    for entry in entries.flatten() {
+    for entry in entries {
+        let entry = entry.map_err(LabError::state("read", &path))?;
         let name = entry.file_name();
         if !OWN.iter().chain([&OBJECTS]).any(|own| name == **own) {
             let source =
@@ -364,6 +371,18 @@ pub fn write_private(path: &Path, text: &str) -> Result<(), LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_of_another_or_a_link_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, link, foreign) = (dir.path().join("own"), dir.path().join("link"), dir.path().join("foreign"));
+        assert!(own_directory(&own).is_ok());
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        assert!(own_directory(&link).is_err());
+        fs::create_dir(&foreign).unwrap();
+        std::os::unix::fs::chown(&foreign, Some(65534), None).unwrap();
+        assert!(own_directory(&foreign).is_err());
+    }
 
     fn name(what: &str) -> String {
         format!("t-{what}-{}", std::process::id())
