@@ -23,6 +23,7 @@ use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
+use signpost_datapath::probe::ProbeError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tracing::{info, warn};
@@ -40,6 +41,10 @@ use crate::{addresses, process, sys};
 const BATCH: usize = 512;
 /// How long the last call of the kernel may take after the end was asked for.
 const LAST_CALL: Duration = Duration::from_millis(600);
+
+/// The pauses between tries to take out what another mode left.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// Why the daemon cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -115,16 +120,28 @@ pub fn cleanup() -> Result<(), NodeError> {
         return Err(NodeError::NotRoot);
     }
     let _instance = Instance::take()?;
+    // A mode whose tool is missing is not looked at: whether a daemon left rules of it is not known then.
+    let looked_at = |mode| match mode::check(mode) {
+        Err(ModeError::Machine(error @ (ProbeError::NoNft { .. } | ProbeError::NoIptables { .. }))) => {
+            warn!(%mode, %error, "rules of this mode are not looked for");
+            false
+        }
+        // Whatever else is wrong shows, if it matters, when the rules are to go.
+        _ => true,
+    };
+    let modes: Vec<Mode> = [Mode::Nftables, Mode::Iptables].into_iter().filter(|mode| looked_at(*mode)).collect();
+    if modes.is_empty() {
+        mode::check(Mode::Nftables)?;
+    }
     for family in families() {
-        let failed = |source| NodeError::Cleanup { family, source };
-        // What this machine cannot run, no daemon can have left rules of.
-        if mode::check(Mode::Nftables).is_ok() {
-            nftables(family, false).cleanup().map_err(|source| failed(Box::new(source)))?;
+        for mode in &modes {
+            let removed: Result<(), Box<dyn std::error::Error + Send + Sync>> = match mode {
+                Mode::Nftables => nftables(family, false).cleanup().map_err(Into::into),
+                Mode::Iptables => iptables(family, false).cleanup().map_err(Into::into),
+            };
+            removed.map_err(|source| NodeError::Cleanup { family, source })?;
+            info!(%family, %mode, "the rules are removed");
         }
-        if mode::check(Mode::Iptables).is_ok() {
-            iptables(family, false).cleanup().map_err(|source| failed(Box::new(source)))?;
-        }
-        info!(%family, "the rules are removed");
     }
     Ok(())
 }
@@ -144,21 +161,35 @@ async fn succeed_other_mode(mode: Mode, progress: Arc<Progress>) {
     while progress.programmed().is_none() {
         looks.tick().await;
     }
-    let remove = move || {
-        for family in families() {
-            let removed: Result<bool, Box<dyn std::error::Error>> = match mode {
-                Mode::Nftables => iptables(family, false).remove_own().map_err(Into::into),
-                Mode::Iptables => nftables(family, false).remove_own().map_err(Into::into),
-            };
-            match removed {
-                Ok(true) => info!(%family, %mode, "the rules of the former mode are removed"),
-                Ok(false) => {}
-                Err(error) => warn!(%family, %error, "cannot look for rules of a former mode"),
-            }
+    let remove = move |family| -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+        match mode {
+            Mode::Nftables => iptables(family, false).remove_own().map_err(Into::into),
+            Mode::Iptables => nftables(family, false).remove_own().map_err(Into::into),
         }
     };
-    if let Err(error) = tokio::task::spawn_blocking(remove).await {
-        warn!(%error, "cannot look for rules of a former mode");
+    for family in families() {
+        if until_done(FIRST_RETRY, move || remove(family)).await {
+            info!(%family, %mode, "the rules of the former mode are removed");
+        }
+    }
+}
+
+/// Calls until it works, with longer and longer pauses. As long as it does not, the rules of two modes are obeyed: each
+/// failure is told.
+async fn until_done<T, F>(first_pause: Duration, call: F) -> T
+where
+    T: Send + 'static,
+    F: Fn() -> Result<T, Box<dyn std::error::Error + Send + Sync>> + Clone + Send + 'static,
+{
+    let mut pause = first_pause;
+    loop {
+        match tokio::task::spawn_blocking(call.clone()).await {
+            Ok(Ok(done)) => return done,
+            Ok(Err(error)) => warn!(%error, "cannot take out the rules of a former mode; trying again"),
+            Err(error) => warn!(%error, "taking out the rules of a former mode broke off; trying again"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_RETRY);
     }
 }
 
@@ -322,5 +353,23 @@ where
 async fn until(due: Option<Instant>) {
     if let Some(due) = due {
         tokio::time::sleep_until(due.into()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[tokio::test]
+    async fn what_fails_is_tried_again_until_it_works() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        let third = move || match counted.fetch_add(1, Ordering::Relaxed) {
+            0 | 1 => Err("not yet".into()),
+            n => Ok(n),
+        };
+        assert_eq!(until_done(Duration::from_millis(1), third).await, 2);
+        assert_eq!(calls.load(Ordering::Relaxed), 3);
     }
 }
