@@ -36,14 +36,18 @@ pub async fn feed<K: Watched>(context: Arc<Context>) {
     let api: Api<K> = Api::all(context.client.clone());
     let mut pause = FIRST_PAUSE;
     loop {
-        match follow(&context, &api, &mut pause).await {
+        let ended = follow(&context, &api, &mut pause).await;
+        let is_first = pause == FIRST_PAUSE;
+        match ended {
             None => tracing::debug!(kind = %K::kind(&()), "the watch was too old, listing again"),
             Some(error) if is_not_served(&error) => {
                 // A kind that this API does not have has no objects.
                 told::<K>(&context, 0);
                 pause = LONGEST_PAUSE;
             }
-            Some(error) => tracing::debug!(kind = %K::kind(&()), %error, "lost the API, listing again"),
+            // Once in a row of failures: what lasts would fill the log.
+            Some(error) if is_first => tracing::warn!(kind = %K::kind(&()), %error, "lost the API, listing again"),
+            Some(error) => tracing::debug!(kind = %K::kind(&()), %error, "still without the API, listing again"),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);

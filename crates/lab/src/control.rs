@@ -136,6 +136,7 @@ pub async fn serve(lab: Lab, listener: UnixListener, stop: impl Future<Output = 
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
+                    while conversations.try_join_next().is_some() {}
                     let (lab, to_end, asked) = (lab.clone(), to_end.clone(), asked_to_end.clone());
                     conversations.spawn(async move {
                         match converse(&lab, stream).await {
@@ -329,13 +330,16 @@ async fn status(lab: &Lab) -> Status {
     }
     let pods: kube::Api<k8s_openapi::api::core::v1::Pod> = kube::Api::all(lab.client());
     let mut phases = BTreeMap::new();
-    if let Ok(list) = pods.list(&kube::api::ListParams::default()).await {
-        for pod in list.items {
-            let phase = pod.status.and_then(|status| status.phase).unwrap_or_else(|| "Pending".to_owned());
-            *phases.entry(phase).or_default() += 1;
-        }
+    let listed = pods.list(&kube::api::ListParams::default()).await;
+    let problem = listed.as_ref().err().map(|error| format!("the API does not list the pods: {error}"));
+    for pod in listed.into_iter().flatten() {
+        let phase = pod.status.and_then(|status| status.phase).unwrap_or_else(|| "Pending".to_owned());
+        *phases.entry(phase).or_default() += 1;
     }
-    let unsettled = lab.unsettled().await.unwrap_or_else(|error| Some(error.to_string()));
+    let unsettled = match problem {
+        Some(problem) => Some(problem),
+        None => lab.unsettled().await.unwrap_or_else(|error| Some(error.to_string())),
+    };
     Status { record: lab.record().clone(), daemons, pods: phases, unsettled }
 }
 

@@ -182,6 +182,9 @@ fn inside<'a>(
     Ok((inside, name, handle.ok_or_else(|| refuse(name, "it cannot run; `kubectl describe pod` tells why"))?))
 }
 
+/// What a program left in its outputs is passed on for so long after its end.
+const LAST_OUTPUT: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// Gives the status; or why nothing was started, with the client's output for errors.
 async fn with_pipes(inside: &Inside, start: Start, request: ExecRequest) -> (io::Result<i32>, Option<Output>) {
     let (mut stdout, mut stderr) = (request.stdout, request.stderr);
@@ -212,7 +215,10 @@ async fn with_pipes(inside: &Inside, start: Start, request: ExecRequest) -> (io:
         }
     }
     let code = program.exit().await;
-    while copying.join_next().await.is_some() {}
+    // Its children may hold its outputs open for as long as they live; the client waits for the program alone.
+    if tokio::time::timeout(LAST_OUTPUT, async { while copying.join_next().await.is_some() {} }).await.is_err() {
+        tracing::debug!("a program's outputs are held open after its end");
+    }
     (Ok(code), None)
 }
 
