@@ -238,6 +238,9 @@ pub fn sysctls(forwards: bool) -> (Vec<Sysctl>, Vec<Sysctl>) {
         ("net/ipv4/conf/all/rp_filter", "0"),
         ("net/ipv4/conf/default/rp_filter", "0"),
         ("net/ipv4/ping_group_range", "0 2147483647"),
+        // Every refusal is told: by default one ICMP error per second and peer is, and others look like losses.
+        ("net/ipv4/icmp_ratelimit", "0"),
+        ("net/ipv6/icmp/ratelimit", "0"),
     ];
     let may = vec![
         ("net/bridge/bridge-nf-call-iptables", "0"),
