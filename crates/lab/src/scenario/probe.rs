@@ -145,7 +145,8 @@ fn connect_tcp(shot: &Shot) -> Result<TcpStream, Errored> {
     let Some(port) = shot.source_port else {
         return TcpStream::connect_timeout(&shot.destination, shot.timeout).map_err(Errored::Connect);
     };
-    let socket = bound_tcp(shot.destination, port).map_err(|error| Errored::Local(error.into()))?;
+    let socket = once_free(shot.timeout, || bound_tcp(shot.destination, port).map_err(io::Error::from));
+    let socket = socket.map_err(Errored::Local)?;
     match connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(shot.destination)) {
         Ok(()) => {}
         Err(Errno::EINPROGRESS) => wait_connected(&socket, shot.timeout).map_err(Errored::Connect)?,
@@ -154,6 +155,20 @@ fn connect_tcp(shot: &Shot) -> Result<TcpStream, Errored> {
     let stream = TcpStream::from(socket);
     stream.set_nonblocking(false).map_err(Errored::Local)?;
     Ok(stream)
+}
+
+/// Binds a port that the shot before used. Its socket is closed, but a process that is being started at this moment holds
+/// all descriptors until its program runs.
+fn once_free<T>(timeout: Duration, bind: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match bind() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            other => return other,
+        }
+    }
 }
 
 fn bound_tcp(destination: SocketAddr, port: u16) -> nix::Result<OwnedFd> {
@@ -215,7 +230,7 @@ fn left(deadline: Instant) -> io::Result<Duration> {
 
 fn fire_udp(shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
     let (_, any) = any_address(shot.destination);
-    let bound = UdpSocket::bind(SocketAddr::new(any, shot.source_port.unwrap_or(0)));
+    let bound = once_free(shot.timeout, || UdpSocket::bind(SocketAddr::new(any, shot.source_port.unwrap_or(0))));
     let socket = bound.map_err(Errored::Local)?;
     socket.connect(shot.destination).map_err(Errored::Connect)?;
     let answer = ask_udp(&socket, shot)?;
@@ -352,6 +367,19 @@ mod tests {
         let netns = Netns::new(false).unwrap();
         let outcomes = in_turn(&netns, &shot(Message::Udp, local(9)), 10, None, |seen| seen.len() == 4);
         assert_eq!(outcomes.len(), 4);
+    }
+
+    #[test]
+    fn a_source_port_that_becomes_free_in_time_is_taken() {
+        let netns = Netns::new(false).unwrap();
+        let taken = netns.run(|| UdpSocket::bind(local(4000)).unwrap());
+        let holder = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50)); // as long as a process takes to start, and longer
+            drop(taken);
+        });
+        let outcome = keep(&netns, &Shot { source_port: Some(4000), ..shot(Message::Udp, local(9)) }).0;
+        assert_eq!(how(&outcome), Some(Fails::Refused), "{outcome}");
+        holder.join().unwrap();
     }
 
     #[test]
