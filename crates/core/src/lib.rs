@@ -15,7 +15,6 @@ mod fixture;
 mod intern;
 pub mod object;
 pub mod packet;
-pub mod pairs;
 pub mod plan;
 pub mod planner;
 pub mod service_map;
