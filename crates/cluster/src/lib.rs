@@ -13,4 +13,4 @@ pub mod malformed;
 pub mod watch;
 
 pub use malformed::{Malformed, ObjectReference, Problem};
-pub use watch::{NodeScope, Observed, watch};
+pub use watch::{Listed, NodeScope, Observed, Reach, Told, Watches, watch};

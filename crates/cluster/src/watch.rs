@@ -29,8 +29,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::malformed::Malformed;
-use session::Session;
+use kinds::{Watched, observed};
+use session::{Session, Subject};
 use trouble::Troubles;
+
+pub use session::{Kind as Listed, Told};
 
 /// How many observations may wait for the consumer.
 const QUEUE: usize = 1024;
@@ -81,27 +84,81 @@ pub enum NodeScope {
 ///
 /// Must be called inside a tokio runtime.
 pub fn watch(client: Client, server: &str, nodes: &NodeScope) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
-    let (sender, mut receiver) = mpsc::channel(QUEUE);
-    let troubles = Arc::new(Troubles::new(server));
-    let mut tasks = JoinSet::new();
     let own = match nodes {
         NodeScope::All => None,
         NodeScope::Own(name) => Some(format!("metadata.name={name}")),
     };
-    tasks.spawn(Session::<Service>::new(client.clone(), sender.clone(), troubles.clone(), None).run());
-    tasks.spawn(Session::<EndpointSlice>::new(client.clone(), sender.clone(), troubles.clone(), None).run());
-    tasks.spawn(Session::<Node>::new(client.clone(), sender.clone(), troubles.clone(), own).run());
-    tasks.spawn(Session::<ServiceCIDR>::new(client, sender, troubles, None).run());
-    // The tasks end with the stream that holds them.
-    futures::stream::poll_fn(move |context| {
-        // One that panicked would leave the consumer with what it knew of its kind, for ever.
-        if let Poll::Ready(Some(Err(error))) = tasks.poll_join_next(context)
-            && let Ok(panic) = error.try_into_panic()
-        {
-            std::panic::resume_unwind(panic);
-        }
-        receiver.poll_recv(context)
-    })
+    let mut watches = Watches::new(client, server);
+    watches.add_watched::<Service>(None);
+    watches.add_watched::<EndpointSlice>(None);
+    watches.add_watched::<Node>(own);
+    watches.add_watched::<ServiceCIDR>(None);
+    watches.into_stream()
+}
+
+/// Watches of any kinds of the API, for a consumer that needs other things of them than a node does. What it gets to hear,
+/// it says itself, as values of `O`: they are made where the objects are read, so that no whole object waits in a queue.
+pub struct Watches<O> {
+    client: Client,
+    sender: mpsc::Sender<O>,
+    receiver: mpsc::Receiver<O>,
+    troubles: Arc<Troubles>,
+    tasks: JoinSet<()>,
+}
+
+impl<O: Send + 'static> Watches<O> {
+    /// None yet. `server` is the API's address, for the log.
+    pub fn new(client: Client, server: &str) -> Watches<O> {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        Watches { client, sender, receiver, troubles: Arc::new(Troubles::new(server)), tasks: JoinSet::new() }
+    }
+
+    /// Begins to watch a kind. `name`: as people write it. Must be called inside a tokio runtime.
+    pub fn add<K: Listed>(&mut self, name: &'static str, translate: fn(Told<K>) -> Vec<O>) {
+        self.start(Subject { name, fields: None, optional: false }, translate);
+    }
+
+    /// What the API's answers say of the API itself.
+    pub fn reach(&self) -> Reach {
+        Reach(self.troubles.clone())
+    }
+
+    /// All that is observed, until it is dropped. Retries for ever; says in the log what is wrong with the server, once.
+    pub fn into_stream(self) -> impl Stream<Item = O> + Send + Unpin + use<O> {
+        let Watches { mut receiver, mut tasks, .. } = self;
+        // The tasks end with the stream that holds them.
+        futures::stream::poll_fn(move |context| {
+            // One that panicked would leave the consumer with what it knew of its kind, for ever.
+            if let Poll::Ready(Some(Err(error))) = tasks.poll_join_next(context)
+                && let Ok(panic) = error.try_into_panic()
+            {
+                std::panic::resume_unwind(panic);
+            }
+            receiver.poll_recv(context)
+        })
+    }
+
+    fn start<K: Listed>(&mut self, subject: Subject, translate: fn(Told<K>) -> Vec<O>) {
+        let session = Session::new(self.client.clone(), self.sender.clone(), self.troubles.clone(), subject, translate);
+        self.tasks.spawn(session.run());
+    }
+}
+
+impl Watches<Observed> {
+    fn add_watched<K: Watched>(&mut self, fields: Option<String>) {
+        self.start(Subject { name: K::NAME, fields, optional: K::OPTIONAL }, observed::<K>);
+    }
+}
+
+/// Whether the API answers. Cheap to clone.
+#[derive(Clone)]
+pub struct Reach(Arc<Troubles>);
+
+impl Reach {
+    /// What is wrong, for a person; `None`: the last answers of all kinds were good, or there were none yet.
+    pub fn trouble(&self) -> Option<String> {
+        self.0.first()
+    }
 }
 
 /// After so long without a word of the server (it sends a bookmark every minute), the connection is taken for dead.

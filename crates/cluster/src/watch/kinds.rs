@@ -4,13 +4,16 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
-use serde::de::DeserializeOwned;
+use k8s_openapi::jiff::Timestamp;
 use signpost_core::store::{Event, Kind};
 
 use super::Observed;
+use super::session::{self, Told};
 use crate::convert::{self, Converted};
-use crate::malformed::Malformed;
+use crate::malformed::{FieldProblem, Malformed, Problem, Quoted};
+
+/// When the change of a pod or Service was made that a slice follows.
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// What one object said.
 pub(super) struct Seen {
@@ -23,7 +26,7 @@ pub(super) struct Seen {
 }
 
 /// A kind that is watched.
-pub(super) trait Watched: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static {
+pub(super) trait Watched: session::Kind {
     /// Its name in the core.
     const KIND: Kind;
     /// Such as `v1`.
@@ -37,6 +40,34 @@ pub(super) trait Watched: Resource<DynamicType = ()> + DeserializeOwned + Send +
     fn applied(&self) -> Seen;
     /// The object of this name is gone.
     fn deleted(metadata: &ObjectMeta) -> Event;
+}
+
+/// What a node's consumer gets to hear of what the API says.
+pub(super) fn observed<K: Watched>(told: Told<K>) -> Vec<Observed> {
+    let event = |event, revision, triggered_ms| Observed::Event { event, kind: K::KIND, revision, triggered_ms };
+    match told {
+        Told::Reset => vec![event(Event::Reset(K::KIND), 0, None)],
+        Told::Synced { revision } => vec![event(Event::Synced(K::KIND), revision, None)],
+        Told::Bookmark { revision } => vec![Observed::Bookmark { kind: K::KIND, revision }],
+        Told::Deleted { metadata, revision } => vec![event(K::deleted(&metadata), revision, None)],
+        Told::Applied { object, revision } => {
+            let seen = object.applied();
+            let malformed = seen.malformed.map(Observed::Malformed);
+            let event = event(seen.event, revision, triggered_ms(object.meta()));
+            malformed.into_iter().chain(seen.also).chain([event]).collect()
+        }
+        Told::Unreadable { metadata, reason, revision } => {
+            let object = convert::reference(K::API_VERSION, K::NAME, &metadata);
+            let problem = Problem::Unreadable { reason: Quoted::new(&reason) };
+            let problems = vec![FieldProblem { field: "object".to_owned(), problem }];
+            vec![Observed::Malformed(Malformed { object, problems }), event(K::deleted(&metadata), revision, None)]
+        }
+    }
+}
+
+fn triggered_ms(metadata: &ObjectMeta) -> Option<i64> {
+    let written = metadata.annotations.as_ref()?.get(TRIGGER_TIME)?;
+    written.parse::<Timestamp>().ok().map(Timestamp::as_millisecond)
 }
 
 fn seen<T>(converted: Converted<T>, applied: impl FnOnce(T) -> Event, deleted: impl FnOnce() -> Event) -> Seen {

@@ -1,6 +1,5 @@
 //! One kind's list and watch, again and again.
 
-use std::marker::PhantomData;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,23 +7,19 @@ use std::time::{Duration, Instant};
 use futures::AsyncBufReadExt;
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
-use k8s_openapi::jiff::Timestamp;
-use kube::Client;
 use kube::api::{ListParams, Request, WatchParams};
 use kube::core::Status;
+use kube::{Client, Resource};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
-use signpost_core::store::Event;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
+use super::SILENCE;
 use super::backoff::Backoff;
-use super::kinds::Watched;
 use super::trouble::{Troubles, told};
-use super::{Observed, SILENCE};
-use crate::convert;
-use crate::malformed::{FieldProblem, Malformed, Problem, Quoted};
 
 /// Objects in one page of a list: bounds what is in memory as text at once.
 const PAGE: u32 = 500;
@@ -38,9 +33,6 @@ const OPTIONAL_AGAIN: Duration = Duration::from_secs(300);
 const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// A watch that is refused so often is given up for a new list: the server may have lost its past.
 const REFUSALS: u32 = 5;
-
-/// When the change of a pod or Service was made that a slice follows.
-const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// The consumer is gone.
 struct Gone;
@@ -98,24 +90,81 @@ enum Read<K> {
     Unreadable { metadata: Box<ObjectMeta>, reason: String },
 }
 
-/// One kind.
-pub(super) struct Session<K> {
-    client: Client,
-    sender: mpsc::Sender<Observed>,
-    fields: Option<String>,
-    backoff: Backoff,
-    troubles: Arc<Troubles>,
-    kind: PhantomData<fn() -> K>,
+/// What the API says of one kind, in order. `revision` is the resourceVersion up to which all is told; 0 while a list is under way.
+#[derive(Debug)]
+pub enum Told<K> {
+    /// A list begins: whatever is not told between this and [`Told::Synced`] is gone.
+    Reset,
+    /// An object is there, or changed.
+    Applied {
+        /// As it is now.
+        object: K,
+        /// See above.
+        revision: u64,
+    },
+    /// An object is there, but its JSON does not have the form of its kind.
+    Unreadable {
+        /// What names it.
+        metadata: Box<ObjectMeta>,
+        /// Why.
+        reason: String,
+        /// See above.
+        revision: u64,
+    },
+    /// An object is gone.
+    Deleted {
+        /// What names it.
+        metadata: Box<ObjectMeta>,
+        /// See above.
+        revision: u64,
+    },
+    /// The list is whole.
+    Synced {
+        /// See above. It may be lower than before: the server lost its past.
+        revision: u64,
+    },
+    /// Nothing changed up to this revision.
+    Bookmark {
+        /// See above.
+        revision: u64,
+    },
 }
 
-impl<K: Watched> Session<K> {
+/// What a session needs of a kind.
+pub trait Kind: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static {}
+
+impl<K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static> Kind for K {}
+
+/// What one session watches, and how.
+pub(super) struct Subject {
+    /// As people write the kind.
+    pub name: &'static str,
+    /// A field selector.
+    pub fields: Option<String>,
+    /// An API without this kind, or that keeps it from us, is served all the same.
+    pub optional: bool,
+}
+
+/// One kind.
+pub(super) struct Session<K, O> {
+    client: Client,
+    sender: mpsc::Sender<O>,
+    subject: Subject,
+    backoff: Backoff,
+    troubles: Arc<Troubles>,
+    /// What the consumer gets to hear.
+    translate: fn(Told<K>) -> Vec<O>,
+}
+
+impl<K: Kind, O: Send + 'static> Session<K, O> {
     pub(super) fn new(
         client: Client,
-        sender: mpsc::Sender<Observed>,
+        sender: mpsc::Sender<O>,
         troubles: Arc<Troubles>,
-        fields: Option<String>,
-    ) -> Session<K> {
-        Session { client, sender, fields, backoff: Backoff::new(), troubles, kind: PhantomData }
+        subject: Subject,
+        translate: fn(Told<K>) -> Vec<O>,
+    ) -> Session<K, O> {
+        Session { client, sender, subject, backoff: Backoff::new(), troubles, translate }
     }
 
     /// Until the consumer is gone.
@@ -127,10 +176,10 @@ impl<K: Watched> Session<K> {
         let mut revision = loop {
             match self.list().await? {
                 Ok(revision) => break revision,
-                Err(trouble) if K::OPTIONAL && is_not_served(&trouble) => {
-                    warn!(kind = K::NAME, error = %trouble, "the API does not give this kind; going on without");
-                    self.send(Event::Reset(K::KIND), 0).await?;
-                    self.send(Event::Synced(K::KIND), 0).await?;
+                Err(trouble) if self.subject.optional && is_not_served(&trouble) => {
+                    warn!(kind = self.subject.name, error = %trouble, "the API does not give this kind; going on without");
+                    self.tell(Told::Reset).await?;
+                    self.tell(Told::Synced { revision: 0 }).await?;
                     self.pause(OPTIONAL_AGAIN).await?;
                 }
                 Err(trouble) => self.wait_after(&trouble).await?,
@@ -148,7 +197,7 @@ impl<K: Watched> Session<K> {
                 Ended::Quietly if began.0.elapsed() >= SHORT_WATCH || revision != began.1 => {}
                 Ended::Quietly => self.wait_after(&Trouble::EndedAtOnce).await?,
                 Ended::Badly(trouble @ (Trouble::Expired(_) | Trouble::WentBack { .. })) => {
-                    info!(kind = K::NAME, reason = %trouble, "listing anew");
+                    info!(kind = self.subject.name, reason = %trouble, "listing anew");
                     return Ok(());
                 }
                 Ended::Badly(trouble) => {
@@ -175,14 +224,14 @@ impl<K: Watched> Session<K> {
                 return Ok(Err(Trouble::NoRevision));
             };
             if token.is_none() {
-                self.send(Event::Reset(K::KIND), 0).await?;
+                self.tell(Told::Reset).await?;
             }
             for object in page.1 {
                 self.tell_applied(object, 0).await?;
             }
             token = page.0.continue_.filter(|token| !token.is_empty());
             if token.is_none() {
-                self.send(Event::Synced(K::KIND), revision).await?;
+                self.tell(Told::Synced { revision }).await?;
                 return Ok(Ok(revision));
             }
         }
@@ -192,7 +241,7 @@ impl<K: Watched> Session<K> {
         let parameters = ListParams {
             limit: Some(PAGE),
             continue_token: token,
-            field_selector: self.fields.clone(),
+            field_selector: self.subject.fields.clone(),
             ..ListParams::default()
         };
         let request = Request::new(K::url_path(&(), None)).list(&parameters).map_err(kube::Error::BuildRequest)?;
@@ -208,7 +257,7 @@ impl<K: Watched> Session<K> {
     /// Tells what changes from `revision` on, and keeps it.
     async fn follow(&mut self, revision: &mut u64) -> Result<Ended, Gone> {
         let parameters = WatchParams {
-            field_selector: self.fields.clone(),
+            field_selector: self.subject.fields.clone(),
             timeout: Some(WATCH_TIMEOUT_S),
             bookmarks: true,
             ..WatchParams::default()
@@ -226,7 +275,7 @@ impl<K: Watched> Session<K> {
             Ok(Err(error)) => return Ok(Ended::Badly(expired_or(error))),
             Err(_) => return Ok(Ended::Badly(Trouble::NoAnswer)),
         };
-        debug!(kind = K::NAME, revision, "watching");
+        debug!(kind = self.subject.name, revision, "watching");
         let mut lines = pin!(stream.lines());
         loop {
             let line = tokio::select! {
@@ -265,54 +314,39 @@ impl<K: Watched> Session<K> {
         match what {
             Change::Applied => self.tell_applied(object, to).await?,
             Change::Deleted => {
-                let event = K::deleted(metadata);
-                self.send(event, to).await?;
+                let metadata = Box::new(metadata.clone());
+                self.tell(Told::Deleted { metadata, revision: to }).await?;
             }
-            Change::Bookmark => self.tell(Observed::Bookmark { kind: K::KIND, revision: to }).await?,
+            Change::Bookmark => self.tell(Told::Bookmark { revision: to }).await?,
         }
         *revision = to;
         Ok(Ok(()))
     }
 
     async fn tell_applied(&mut self, object: Read<K>, revision: u64) -> Result<(), Gone> {
-        let (event, malformed, also, triggered_ms) = match object {
-            Read::Object(object) => {
-                let seen = object.applied();
-                (seen.event, seen.malformed, seen.also, triggered_ms(object.meta()))
-            }
-            Read::Unreadable { metadata, reason } => {
-                let object = convert::reference(K::API_VERSION, K::NAME, &metadata);
-                let problem = Problem::Unreadable { reason: Quoted::new(&reason) };
-                let problems = vec![FieldProblem { field: "object".to_owned(), problem }];
-                (K::deleted(&metadata), Some(Malformed { object, problems }), None, None)
-            }
-        };
-        if let Some(malformed) = malformed {
-            self.tell(Observed::Malformed(malformed)).await?;
-        }
-        if let Some(also) = also {
-            self.tell(also).await?;
-        }
-        self.tell(Observed::Event { event, kind: K::KIND, revision, triggered_ms }).await
+        self.tell(match object {
+            Read::Object(object) => Told::Applied { object, revision },
+            Read::Unreadable { metadata, reason } => Told::Unreadable { metadata, reason, revision },
+        })
+        .await
     }
 
-    async fn send(&self, event: Event, revision: u64) -> Result<(), Gone> {
-        self.tell(Observed::Event { event, kind: K::KIND, revision, triggered_ms: None }).await
-    }
-
-    async fn tell(&self, observed: Observed) -> Result<(), Gone> {
-        self.sender.send(observed).await.map_err(|_| Gone)
+    async fn tell(&self, told: Told<K>) -> Result<(), Gone> {
+        for observed in (self.translate)(told) {
+            self.sender.send(observed).await.map_err(|_| Gone)?;
+        }
+        Ok(())
     }
 
     /// Says what is wrong, once, and waits.
     async fn wait_after(&mut self, trouble: &Trouble) -> Result<(), Gone> {
         let wait = self.backoff.next();
-        self.troubles.begins(K::NAME, trouble.to_string(), wait.as_millis() as u64);
+        self.troubles.begins(self.subject.name, trouble.to_string(), wait.as_millis() as u64);
         self.pause(wait).await
     }
 
     fn well(&mut self) {
-        self.troubles.ends(K::NAME);
+        self.troubles.ends(self.subject.name);
         self.backoff.reset();
     }
 
@@ -330,7 +364,7 @@ enum Change {
     Bookmark,
 }
 
-fn read_line<K: Watched>(line: &str) -> Result<(Change, Read<K>), Trouble> {
+fn read_line<K: Kind>(line: &str) -> Result<(Change, Read<K>), Trouble> {
     if let Ok(typed) = serde_json::from_str::<WatchLine<K>>(line) {
         match typed.r#type.as_str() {
             "ADDED" | "MODIFIED" => return Ok((Change::Applied, Read::Object(typed.object))),
@@ -352,7 +386,7 @@ fn read_line<K: Watched>(line: &str) -> Result<(Change, Read<K>), Trouble> {
     Ok((change, read_value(raw.object)))
 }
 
-fn read_value<K: Watched>(value: Value) -> Read<K> {
+fn read_value<K: Kind>(value: Value) -> Read<K> {
     let metadata = value.get("metadata").cloned().unwrap_or_default();
     match serde_json::from_value(value) {
         Ok(object) => Read::Object(object),
@@ -370,11 +404,6 @@ fn read_metadata(metadata: &Value) -> ObjectMeta {
         resource_version: text("resourceVersion"),
         ..ObjectMeta::default()
     }
-}
-
-fn triggered_ms(metadata: &ObjectMeta) -> Option<i64> {
-    let written = metadata.annotations.as_ref()?.get(TRIGGER_TIME)?;
-    written.parse::<Timestamp>().ok().map(Timestamp::as_millisecond)
 }
 
 fn expired_or(error: kube::Error) -> Trouble {

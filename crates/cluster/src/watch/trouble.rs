@@ -35,6 +35,11 @@ impl Troubles {
         }
     }
 
+    /// One of the troubles that are on.
+    pub(super) fn first(&self) -> Option<String> {
+        self.on.lock().unwrap_or_else(PoisonError::into_inner).keys().next().cloned()
+    }
+
     /// Whether the trouble is new.
     fn note(&self, kind: &'static str, text: &str) -> bool {
         let mut on = self.on.lock().unwrap_or_else(PoisonError::into_inner);
