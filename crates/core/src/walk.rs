@@ -50,8 +50,16 @@ pub fn frontend<'a>(plan: &'a NodePlan, packet: &Packet) -> Option<(FrontendKey,
     [Some(at_address), at_node].into_iter().flatten().find_map(|key| Some((key, plan.frontends.get(&key)?)))
 }
 
-/// What the node does to the first packet of a flow. One of another family than the plan's is none of its business.
+/// What the node does to the first packet of a flow from a client that it does not remember. One of another family than
+/// the plan's is none of its business.
 pub fn walk(plan: &NodePlan, packet: &Packet) -> Verdict {
+    walk_remembering(plan, packet, None)
+}
+
+/// The same for a client that may be remembered: `remembered` is the backend that its living affinity entry for this
+/// Service port names. An entry binds only while the backend is one of those that the client may be sent to; one that left
+/// or became unready is let go at once. Without affinity no entry counts.
+pub fn walk_remembering(plan: &NodePlan, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
     let (source, destination) = (packet.source.ip(), packet.destination.ip());
     if Family::of(source) != plan.family || Family::of(destination) != plan.family {
         return Verdict::NotOurs;
@@ -65,7 +73,11 @@ pub fn walk(plan: &NodePlan, packet: &Packet) -> Verdict {
         Target::Reject => Verdict::Reject,
         Target::Drop => Verdict::Drop,
         Target::Backends(backends) => {
-            let rewrites = backends.iter().map(|backend| rewrite(plan, route, source, backend.address));
+            let bound = remembered.filter(|_| frontend.affinity.is_some());
+            let bound = bound.filter(|to| backends.iter().any(|backend| backend.address == *to));
+            let allowed =
+                backends.iter().map(|backend| backend.address).filter(|to| bound.is_none_or(|bound| bound == *to));
+            let rewrites = allowed.map(|to| rewrite(plan, route, source, to));
             Verdict::Rewrite(rewrites.collect::<BTreeSet<Rewrite>>())
         }
     }

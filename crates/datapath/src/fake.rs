@@ -2,6 +2,7 @@
 //! has. It takes the same changes, keeps the same table, and refuses what the kernel refuses.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
@@ -102,8 +103,8 @@ impl Datapath for FakeNftables {
         self.decide.repair(want, have)
     }
 
-    fn walk(&self, program: &Program, packet: &Packet) -> Verdict {
-        self.decide.walk(program, packet)
+    fn walk(&self, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        self.decide.walk(program, packet, remembered)
     }
 
     fn observe(&mut self) -> Result<Observed, NftablesError> {

@@ -35,8 +35,9 @@ pub trait Datapath {
     fn advance(&self, program: &mut Self::Program, change: &Self::Change);
     /// What must be done so that the kernel holds `want`. Used at start, after an error and on a slow timer.
     fn repair(&self, want: &Self::Program, have: &Self::Observed) -> Self::Change;
-    /// What the rules of a program do to a packet.
-    fn walk(&self, program: &Self::Program, packet: &Packet) -> Verdict;
+    /// What the rules of a program do to a packet. `remembered`: the backend that the client's living affinity entry for
+    /// the packet's Service port names, as in [`signpost_core::walk::walk_remembering`].
+    fn walk(&self, program: &Self::Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict;
     /// Reads what this mode has in the kernel.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use proptest::collection::{btree_set, vec};
@@ -100,34 +101,43 @@ fn backends(family: Family) -> impl Strategy<Value = Backends> {
     })
 }
 
+/// Where backends are, some of which a plan has.
+pub fn places(family: Family) -> Vec<SocketAddr> {
+    let addresses = [pods(family), nodes(family)].concat();
+    addresses.into_iter().flat_map(|address| [80, 8080].map(|port| SocketAddr::new(address, port))).collect()
+}
+
 /// A frontend for a key. Its routes lead to few different sets, as those of a real one do. Source ranges are only at
 /// addresses, as in real plans.
 pub fn frontend(family: Family, key: FrontendKey) -> impl Strategy<Value = Frontend> {
     let sets = vec(backends(family), 3);
     let route = (0..6usize, any::<bool>());
     let source_ranges = prop_oneof![3 => Just(Vec::new()), 1 => subsequence(ranges(family), 0..3)];
-    (sets, vec(route, 3), source_ranges, "[a-z]{1,3}").prop_map(move |(sets, routes, source_ranges, name)| {
-        let route = |(goal, masquerade): (usize, bool)| {
-            let target = match goal {
-                0 => Target::Reject,
-                1 => Target::Drop,
-                2 => Target::Backends(sets[1].clone()),
-                3 => Target::Backends(sets[2].clone()),
-                _ => Target::Backends(sets[0].clone()),
+    let affinity = option::weighted(0.3, select(&[10, 10_800][..]).prop_map(Duration::from_secs));
+    (sets, vec(route, 3), source_ranges, "[a-z]{1,3}", affinity).prop_map(
+        move |(sets, routes, source_ranges, name, affinity)| {
+            let route = |(goal, masquerade): (usize, bool)| {
+                let target = match goal {
+                    0 => Target::Reject,
+                    1 => Target::Drop,
+                    2 => Target::Backends(sets[1].clone()),
+                    3 => Target::Backends(sets[2].clone()),
+                    _ => Target::Backends(sets[0].clone()),
+                };
+                Route { target, masquerade }
             };
-            Route { target, masquerade }
-        };
-        let is_node_port = matches!(key, FrontendKey::NodePort { .. });
-        Frontend {
-            service_port: ServicePortName { service: ObjectName::new("default", &name), port: "".into() },
-            kind: if is_node_port { FrontendKind::NodePort } else { FrontendKind::LoadBalancer },
-            from_pod: route(routes[0]),
-            from_node: route(routes[1]),
-            from_elsewhere: route(routes[2]),
-            source_ranges: if is_node_port { Arc::new([]) } else { source_ranges.into() },
-            affinity: None,
-        }
-    })
+            let is_node_port = matches!(key, FrontendKey::NodePort { .. });
+            Frontend {
+                service_port: ServicePortName { service: ObjectName::new("default", &name), port: "".into() },
+                kind: if is_node_port { FrontendKind::NodePort } else { FrontendKind::LoadBalancer },
+                from_pod: route(routes[0]),
+                from_node: route(routes[1]),
+                from_elsewhere: route(routes[2]),
+                source_ranges: if is_node_port { Arc::new([]) } else { source_ranges.into() },
+                affinity,
+            }
+        },
+    )
 }
 
 fn frontends(family: Family) -> impl Strategy<Value = BTreeMap<FrontendKey, Frontend>> {

@@ -102,6 +102,16 @@ pub enum Part {
     Endpoint(SocketAddr),
 }
 
+impl Chain {
+    /// The backend that it rewrites to, if it does only that.
+    pub fn endpoint(&self) -> Option<SocketAddr> {
+        match self {
+            Chain::Of(_, Part::Endpoint(at)) => Some(*at),
+            _ => None,
+        }
+    }
+}
+
 /// The rules of ours in the kernel's own chains, in order.
 pub fn base_rules(table: Table, base: Base) -> Vec<Rule> {
     let to = |chain: Chain, comment: &str| Rule::new(comment, [], Action::Jump(chain));

@@ -205,8 +205,8 @@ impl Datapath for Iptables {
         change::repair(want, have)
     }
 
-    fn walk(&self, program: &Program, packet: &Packet) -> Verdict {
-        walk::walk(program, packet)
+    fn walk(&self, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        walk::walk(program, packet, remembered)
     }
 
     fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {

@@ -12,14 +12,14 @@ use signpost_core::packet::{Entry, Packet, Verdict};
 use signpost_core::plan::{
     Backend, Frontend, FrontendKey, FrontendKind, NodeFacts, NodePlan, PlanChange, Route, Target,
 };
-use signpost_core::walk::walk as plan_walk;
+use signpost_core::walk::walk_remembering;
 
 use super::chain::Table;
 use super::change::{Change, advance, change, cleanup, repair};
 use super::observed::Observed;
 use super::program::Program;
 use super::walk::{fates, walk};
-use crate::strategies::{between, packet, plan, plan_and_changes, plan_of};
+use crate::strategies::{between, packet, places, plan, plan_and_changes, plan_of};
 
 /// The kernel as iptables shows it: takes what is restored, and refuses what the real one refuses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -163,10 +163,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_rules_do_what_the_plan_says((plan, packets) in plan_and_packets()) {
+    fn the_rules_do_what_the_plan_says((plan, packets) in plan_and_packets(), at: prop::sample::Index) {
         let program = Program::of(&plan);
         for packet in packets.iter().filter(|packet| !leads_to_itself(&plan, packet)) {
-            prop_assert_eq!(walk(&program, packet), plan_walk(&plan, packet), "{:?}", packet);
+            for remembered in [None, Some(*at.get(&places(plan.family)))] {
+                let wanted = walk_remembering(&plan, packet, remembered);
+                prop_assert_eq!(walk(&program, packet, remembered), wanted, "{:?} {:?}", packet, remembered);
+            }
         }
     }
 
@@ -176,7 +179,7 @@ proptest! {
         plan.frontends.values_mut().for_each(|frontend| frontend.affinity = None);
         let program = Program::of(&plan);
         for packet in packets.iter().filter(|packet| !leads_to_itself(&plan, packet)) {
-            let fates = fates(&program, packet);
+            let fates = fates(&program, packet, None);
             let share = 1.0 / fates.len() as f64;
             prop_assert!(fates.values().all(|chance| (chance - share).abs() < 1e-6), "{:?}", fates);
         }
@@ -387,8 +390,8 @@ fn whom_an_address_leads_nowhere_is_not_taken_for_somebody_at_a_node_port() {
         let source: SocketAddr = source.parse().unwrap();
         let packet =
             Packet { protocol: Protocol::Tcp, source, destination: here.parse().unwrap(), entry: Entry::Interface };
-        let verdict = walk(&Program::of(&plan), &packet);
-        assert_eq!(verdict, plan_walk(&plan, &packet));
+        let verdict = walk(&Program::of(&plan), &packet, None);
+        assert_eq!(verdict, walk_remembering(&plan, &packet, None));
         assert_eq!(matches!(verdict, Verdict::Rewrite(_)), ours, "{verdict:?}");
     }
 }

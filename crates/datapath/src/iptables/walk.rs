@@ -2,7 +2,7 @@
 //! through them.
 //!
 //! It knows nothing of plans and Services: that it comes to the same verdicts as the walk of the plan shows that the rules
-//! say what the plan means. Where a rule depends on chance, or on what a client did before, both ways are gone.
+//! say what the plan means. Where a rule depends on chance, both ways are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,9 +14,9 @@ use super::chain::{Base, Chain, Table};
 use super::program::Program;
 use super::rule::{Action, Match, Rule};
 
-/// The verdict of a program's rules on the first packet of a flow.
-pub fn walk(program: &Program, packet: &Packet) -> Verdict {
-    let fates = fates(program, packet);
+/// The verdict of a program's rules on the first packet of a flow from a client that was last sent to `remembered`.
+pub fn walk(program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+    let fates = fates(program, packet, remembered);
     let rewrites: BTreeSet<Rewrite> = fates.keys().filter_map(Fate::rewrite).collect();
     // No packet of a right program has more than one kind of fate.
     if fates.contains_key(&Fate::Drop) {
@@ -52,8 +52,8 @@ impl Fate {
     }
 }
 
-/// How likely each fate of the first packet of a flow is. Whether a client came before counts as likely as not.
-pub fn fates(program: &Program, packet: &Packet) -> BTreeMap<Fate, f64> {
+/// How likely each fate of the first packet of a flow is, from a client that was last sent to `remembered`.
+pub fn fates(program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> BTreeMap<Fate, f64> {
     let mut fates = BTreeMap::new();
     let family = program.family();
     if Family::of(packet.source.ip()) != family || Family::of(packet.destination.ip()) != family {
@@ -61,7 +61,7 @@ pub fn fates(program: &Program, packet: &Packet) -> BTreeMap<Fate, f64> {
         fates.insert(Fate::NotOurs, 1.0);
         return fates;
     }
-    let walker = Walker { program };
+    let walker = Walker { program, remembered };
     let base = match packet.entry {
         Entry::Interface => Base::Prerouting,
         Entry::Local => Base::Output,
@@ -138,6 +138,7 @@ impl State {
 
 struct Walker<'a> {
     program: &'a Program,
+    remembered: Option<SocketAddr>,
 }
 
 impl Walker<'_> {
@@ -209,7 +210,7 @@ impl Walker<'_> {
             Match::New | Match::Remember(_) => true,
             Match::NotTranslated => !state.is_translated,
             Match::Known => false,
-            Match::SentBefore(..) => return 0.5,
+            Match::SentBefore(chain, _) => chain.endpoint().is_some_and(|at| self.remembered == Some(at)),
             Match::Chance(chance) => return f64::from(*chance) / f64::from(1u32 << 31),
         };
         f64::from(u8::from(holds))

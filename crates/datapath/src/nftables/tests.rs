@@ -29,7 +29,7 @@ proptest! {
     ) {
         let program = Program::of(&plan);
         for packet in &packets {
-            prop_assert_eq!(walk(&program, packet), plan_walk(&plan, packet), "{:?}", packet);
+            prop_assert_eq!(walk(&program, packet, None), plan_walk(&plan, packet), "{:?}", packet);
         }
     }
 

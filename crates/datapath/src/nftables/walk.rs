@@ -18,8 +18,8 @@ use super::layout::Set;
 use super::program::Program;
 use super::rule::{Action, Match, offset, rules};
 
-/// The verdict of a program's rules on the first packet of a flow.
-pub fn walk(program: &Program, packet: &Packet) -> Verdict {
+/// The verdict of a program's rules on the first packet of a flow from a client that was last sent to `remembered`.
+pub fn walk(program: &Program, packet: &Packet, _remembered: Option<SocketAddr>) -> Verdict {
     let (source, destination) = (packet.source.ip(), packet.destination.ip());
     if Family::of(source) != program.family || Family::of(destination) != program.family {
         // The other family's table sees it.

@@ -67,7 +67,7 @@ fn compare<D: Datapath>(net: &Net, plan: &NodePlan, datapath: &D, client: Client
     let (netns, source, entry) = client.at(net, addresses(plan.family));
     let packet = Packet { protocol, source: SocketAddr::new(source, 40_000), destination: to, entry };
     let verdict = walk(plan, &packet);
-    assert_eq!(datapath.walk(&datapath.program(plan), &packet), verdict, "{client:?} {protocol} {to}");
+    assert_eq!(datapath.walk(&datapath.program(plan), &packet, None), verdict, "{client:?} {protocol} {to}");
     let missing = |members: &BTreeSet<Rewrite>| {
         let mut missing = members.clone();
         // Of four equal ones, one is missed in 100 tries with a probability of 1e-12.

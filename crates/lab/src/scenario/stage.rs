@@ -67,11 +67,11 @@ enum Program {
 }
 
 impl Programmed {
-    /// The fate of a packet by the rules.
-    pub fn walk(&self, packet: &Packet) -> Verdict {
+    /// The fate of a packet by the rules; `remembered` as in [`signpost_core::walk::walk_remembering`].
+    pub fn walk(&self, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
         match &self.program {
-            Program::Nftables(program) => nftables::walk::walk(program, packet),
-            Program::Iptables(program) => iptables::walk::walk(program, packet),
+            Program::Nftables(program) => nftables::walk::walk(program, packet, remembered),
+            Program::Iptables(program) => iptables::walk::walk(program, packet, remembered),
         }
     }
 }

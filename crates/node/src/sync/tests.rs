@@ -1,6 +1,7 @@
 //! The loop against a kernel in memory that refuses at any call.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::sync::Mutex;
 
@@ -83,8 +84,8 @@ impl Datapath for Fake {
         if have.as_ref() == Some(want) { Step::Change(Box::default()) } else { Step::Whole(Box::new(want.clone())) }
     }
 
-    fn walk(&self, program: &NodePlan, packet: &Packet) -> Verdict {
-        signpost_core::walk::walk(program, packet)
+    fn walk(&self, program: &NodePlan, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        signpost_core::walk::walk_remembering(program, packet, remembered)
     }
 
     fn observe(&mut self) -> Result<Option<NodePlan>, Refused> {

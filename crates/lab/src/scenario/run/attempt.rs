@@ -155,7 +155,7 @@ impl Run<'_> {
         };
         let plan = predict(view, &by_plan, from, packet);
         let by_program = |node: &str, packet: &Packet| {
-            self.stage.programmed(node, family).map_or(Verdict::NotOurs, |programmed| programmed.walk(packet))
+            self.stage.programmed(node, family).map_or(Verdict::NotOurs, |programmed| programmed.walk(packet, None))
         };
         let program = predict(view, &by_program, from, packet);
         Predictions { plan, program, spread: spread.get() }
