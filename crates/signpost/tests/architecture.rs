@@ -37,15 +37,16 @@ const IMPURE: [&str; 22] = [
 ];
 
 /// The crates each crate may use. `core` uses none of ours; nothing uses the binary.
-const MAY_USE: [(&str, &[&str]); 8] = [
+const MAY_USE: [(&str, &[&str]); 9] = [
     ("core", &[]),
     ("datapath", &["core"]),
     ("cluster", &["core"]),
     ("node", &["core", "datapath", "cluster"]),
     ("controller", &["core"]),
     ("apiserver", &["core"]),
-    ("lab", &["core", "datapath", "cluster", "node", "controller", "apiserver"]),
-    ("signpost", &["core", "datapath", "cluster", "node", "controller", "apiserver", "lab"]),
+    ("diagnose", &["core", "datapath", "cluster"]),
+    ("lab", &["core", "datapath", "cluster", "node", "controller", "apiserver", "diagnose"]),
+    ("signpost", &["core", "datapath", "cluster", "node", "controller", "apiserver", "lab", "diagnose"]),
 ];
 
 fn root() -> PathBuf {

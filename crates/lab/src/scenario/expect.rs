@@ -99,7 +99,7 @@ pub fn outcomes_hold(expect: &Expect, outcomes: &[Outcome], setting: Setting<'_>
 /// What does not hold.
 pub fn prediction_holds(expect: &Expect, prediction: &Prediction, setting: Setting<'_>) -> Result<(), String> {
     if let Some(fails) = expect.fails {
-        return match prediction.keys().find(|fate| !fate.fails_as(fails)) {
+        return match prediction.keys().find(|fate| !fails_as(fate, fails)) {
             None => Ok(()),
             Some(other) => Err(format!("must fail ({fails}), but: {other}")),
         };
@@ -211,14 +211,12 @@ impl Outcome {
     }
 }
 
-impl Fate {
-    fn fails_as(&self, wanted: Fails) -> bool {
-        match self {
-            Fate::Reached { .. } => false,
-            Fate::Refused => matches!(wanted, Fails::Refused | Fails::Any),
-            Fate::Dropped => matches!(wanted, Fails::Timeout | Fails::Any),
-            Fate::Lost => matches!(wanted, Fails::Timeout | Fails::Unreachable | Fails::Any),
-        }
+fn fails_as(fate: &Fate, wanted: Fails) -> bool {
+    match fate {
+        Fate::Reached { .. } => false,
+        Fate::Refused => matches!(wanted, Fails::Refused | Fails::Any),
+        Fate::Dropped => matches!(wanted, Fails::Timeout | Fails::Any),
+        Fate::Lost => matches!(wanted, Fails::Timeout | Fails::Unreachable | Fails::Any),
     }
 }
 

@@ -7,7 +7,6 @@
 //!
 //! Each probe is answered three ways, and all three must agree with each other and with the expectation.
 
-pub mod address;
 pub mod check;
 pub mod echo;
 pub mod expect;
@@ -15,9 +14,9 @@ pub mod format;
 pub mod light;
 pub mod objects;
 pub mod pool;
-pub mod predict;
 pub mod probe;
 pub mod report;
 pub mod run;
-pub mod snapshot;
 pub mod stage;
+
+pub use signpost_diagnose::{address, listed, predict};

@@ -15,9 +15,9 @@ use self::load::Load;
 use super::address::PodName;
 use super::format::{EventStep, FamilyRun, Mode, ObjectStep, PodChange, Scenario, ShortPod, Step, StepKind};
 use super::light::pod_object;
+use super::listed::{Listeners, Saved};
 use super::objects::ObjectError;
 use super::report::Failure;
-use super::snapshot::Saved;
 use super::stage::{Stage, told};
 
 /// Time between two looks at something that must come to hold.
@@ -177,11 +177,11 @@ impl Run<'_> {
 
     async fn save(&mut self, names: &BTreeMap<String, String>) -> Result<(), String> {
         self.stage.settle().await?;
-        let snapshot = self.stage.snapshot().await?;
+        let listed = self.stage.listed().await?;
         for (name, what) in names {
             // An address alone is enough here.
             let target = what.parse().or_else(|_| format!("ping://{what}").parse())?;
-            let saved = snapshot.save(&target, &self.saved).map_err(told)?;
+            let saved = listed.save(&target, &self.saved).map_err(told)?;
             self.saved.insert(name.clone(), saved);
         }
         Ok(())
@@ -242,8 +242,15 @@ impl Run<'_> {
         Ok(about.filter_map(|event| text(event, "/reason")).collect())
     }
 
-    fn short_pods(&self) -> &[ShortPod] {
-        &self.scenario.pods
+    /// Where a pod listens, as the scenario has it.
+    fn listeners(&self, name: &PodName) -> Listeners {
+        let is_it = |short: &&ShortPod| short.namespace == name.namespace && short.name == name.name;
+        let known = self.scenario.pods.iter().find(is_it);
+        let listens = |short: &ShortPod| short.listen.iter().map(|at| (at.protocol, at.port.get())).collect();
+        Listeners {
+            listens: if self.silent.contains(name) { Some(BTreeSet::new()) } else { known.map(listens) },
+            bind: known.and_then(|known| known.bind),
+        }
     }
 }
 

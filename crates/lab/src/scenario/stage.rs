@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::NodePlan;
-use signpost_datapath::{iptables, nftables, probe};
+use signpost_datapath::probe;
+use signpost_diagnose::program::Program;
 
 use super::address::{PodName, Source};
 use super::format::{self, FamilyRun, Mode, ObjectRef};
+use super::listed::{Listed, Surroundings};
 use super::objects::Objects;
-use super::snapshot::{Snapshot, Surroundings};
 use crate::kubelet;
 use crate::netns::Netns;
 use crate::{Families, Lab, LabSpec, NodeSpec, Place, Topology};
@@ -59,20 +60,10 @@ pub struct Programmed {
     program: Program,
 }
 
-/// The rules of a mode.
-#[derive(Debug, Clone)]
-enum Program {
-    Nftables(nftables::Program),
-    Iptables(iptables::Program),
-}
-
 impl Programmed {
     /// The fate of a packet by the rules; `remembered` as in [`signpost_core::walk::walk_remembering`].
     pub fn walk(&self, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
-        match &self.program {
-            Program::Nftables(program) => nftables::walk::walk(program, packet, remembered),
-            Program::Iptables(program) => iptables::walk::walk(program, packet, remembered),
-        }
+        self.program.walk(packet, remembered)
     }
 }
 
@@ -184,9 +175,14 @@ impl Stage {
     ///
     /// # Errors
     /// The API cannot be asked.
-    pub async fn snapshot(&self) -> Result<Snapshot, String> {
+    pub async fn listed(&self) -> Result<Listed, String> {
         let list = async |kind| self.objects.list(kind).await.map_err(told);
-        Ok(Snapshot { nodes: list("Node").await?, pods: list("Pod").await?, services: list("Service").await? })
+        Ok(Listed {
+            nodes: list("Node").await?,
+            pods: list("Pod").await?,
+            services: list("Service").await?,
+            ..Listed::default()
+        })
     }
 
     /// The network namespace that a sender is in.

@@ -15,9 +15,9 @@ use crate::scenario::expect::{
     MIN_TRIES, Outcome, Setting, kernel_agrees, outcomes_hold, prediction_holds, tries_for_shares, tries_to_see_all,
 };
 use crate::scenario::format::{Expect, Probe};
+use crate::scenario::listed::NoAddress;
 use crate::scenario::predict::{ClusterView, Prediction, predict};
 use crate::scenario::probe::{self, Kept, Message, Shot};
-use crate::scenario::snapshot::NoAddress;
 use crate::scenario::stage::told;
 
 /// Connections and sockets that stay open between steps.
@@ -87,9 +87,9 @@ impl Run<'_> {
         let (Some(from), Some(to)) = (&probe.from, &probe.to) else {
             return Err(AttemptError::Failed("the probe has no sender or destination".to_owned()));
         };
-        let snapshot = self.stage.snapshot().await?;
-        let view = snapshot.view(family, self.short_pods(), &self.silent, self.stage.around());
-        let destination = snapshot.resolve(to, family, &self.saved).map_err(AttemptError::NoAddress)?;
+        let listed = self.stage.listed().await?;
+        let view = listed.view(family, &|pod| self.listeners(pod), self.stage.around());
+        let destination = listed.resolve(to, family, &self.saved).map_err(AttemptError::NoAddress)?;
         let message = message(&to.scheme)?;
         let shot = Shot {
             message,
@@ -208,8 +208,8 @@ impl Run<'_> {
             self.stage.settle().await?;
         }
         let mut one = self.attempts.kept.remove(name).ok_or_else(|| format!("no probe kept anything as {name}"))?;
-        let snapshot = self.stage.snapshot().await?;
-        let view = snapshot.view(one.family, self.short_pods(), &self.silent, self.stage.around());
+        let listed = self.stage.listed().await?;
+        let view = listed.view(one.family, &|pod| self.listeners(pod), self.stage.around());
         let deadline = expect.within.map(|within| Instant::now() + within);
         let shot = Shot { size: probe.size.unwrap_or(0), timeout: probe.timeout, ..one.shot.clone() };
         loop {

@@ -117,11 +117,11 @@ async fn output_of(netns: &Netns, run: &[String], timeout: Duration) -> Result<O
 impl Run<'_> {
     pub(super) async fn load(&mut self, step: &LoadStep) -> Result<(), String> {
         self.stage.settle().await?;
-        let snapshot = self.stage.snapshot().await?;
+        let listed = self.stage.listed().await?;
         let family = self.family.families().first().copied().unwrap_or(Family::Ipv4);
         let shot = Shot {
             message: super::attempt::message(&step.to.scheme)?,
-            destination: snapshot.resolve(&step.to, family, &self.saved).map_err(told)?,
+            destination: listed.resolve(&step.to, family, &self.saved).map_err(told)?,
             source_port: None,
             size: 0,
             timeout: Duration::from_secs(1),

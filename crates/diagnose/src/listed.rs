@@ -4,22 +4,40 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use signpost_core::object::{Family, Protocol};
 
-use super::address::{Destination, PodName, PortRef, ServiceRef, Target};
-use super::format::ShortPod;
-use super::predict::{ClusterView, NodeView, PodView};
+use crate::address::{Destination, PodName, PortRef, ServiceRef, Target};
+use crate::predict::{ClusterView, NodeView, PodView};
 
 /// The objects, as the API lists them.
-#[derive(Debug, Clone, Default)]
-pub struct Snapshot {
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Listed {
     /// Nodes.
     pub nodes: Vec<Value>,
     /// Pods.
     pub pods: Vec<Value>,
     /// Services.
     pub services: Vec<Value>,
+    /// EndpointSlices.
+    pub slices: Vec<Value>,
+    /// Endpoints of the older kind.
+    pub endpoints: Vec<Value>,
+    /// ServiceCIDRs.
+    pub service_cidrs: Vec<Value>,
+    /// NetworkPolicies.
+    pub network_policies: Vec<Value>,
+}
+
+/// What is known of a pod's listeners besides its object.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listeners {
+    /// Where it listens; `None`: not known, counts as everywhere.
+    pub listens: Option<BTreeSet<(Protocol, u16)>>,
+    /// The one address that it listens on; `None`: all.
+    pub bind: Option<IpAddr>,
 }
 
 /// What the objects do not tell.
@@ -33,7 +51,7 @@ pub struct Surroundings {
     pub others: BTreeSet<SocketAddr>,
 }
 
-/// An address that a `save` step remembered, one of each family at most.
+/// An address that a scenario's `save` step remembered, one of each family at most.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Saved {
     /// The addresses.
@@ -79,19 +97,18 @@ pub enum NoAddress {
     },
 }
 
-impl Snapshot {
-    /// Where everything is, for one family.
+impl Listed {
+    /// Where everything is, for one family. `listeners` tells of each pod where it listens.
     pub fn view(
         &self,
         family: Family,
-        short: &[ShortPod],
-        silent: &BTreeSet<PodName>,
+        listeners: &dyn Fn(&PodName) -> Listeners,
         around: &Surroundings,
     ) -> ClusterView {
         let of_family = |address: &IpAddr| Family::of(*address) == family;
         ClusterView {
             nodes: self.nodes.iter().filter_map(|node| node_view(node, family, around)).collect(),
-            pods: self.pods.iter().filter_map(|pod| pod_view(pod, family, short, silent)).collect(),
+            pods: self.pods.iter().filter_map(|pod| pod_view(pod, family, listeners)).collect(),
             outside: around.outside.iter().copied().find(of_family),
             others: around.others.iter().copied().filter(|address| of_family(&address.ip())).collect(),
         }
@@ -168,7 +185,7 @@ impl Snapshot {
         said.into_iter().any(|said| said.eq_ignore_ascii_case(&family.to_string()))
     }
 
-    /// What a `save` step remembers: all addresses of a destination, and its port if it names one.
+    /// What a scenario's `save` step remembers: all addresses of a destination, and its port if it names one.
     ///
     /// # Errors
     /// [`NoAddress`], if there is none of either family or a Service lacks one that it is to have.
@@ -219,7 +236,7 @@ fn node_view(node: &Value, family: Family, around: &Surroundings) -> Option<Node
     })
 }
 
-fn pod_view(pod: &Value, family: Family, short: &[ShortPod], silent: &BTreeSet<PodName>) -> Option<PodView> {
+fn pod_view(pod: &Value, family: Family, listeners: &dyn Fn(&PodName) -> Listeners) -> Option<PodView> {
     let name = PodName {
         namespace: text(pod, "/metadata/namespace")?.to_owned(),
         name: text(pod, "/metadata/name")?.to_owned(),
@@ -228,18 +245,13 @@ fn pod_view(pod: &Value, family: Family, short: &[ShortPod], silent: &BTreeSet<P
         return None;
     }
     let address = pod_addresses(pod).into_iter().find(|address| Family::of(*address) == family)?;
-    let known = short.iter().find(|short| short.namespace == name.namespace && short.name == name.name);
-    let listens = match known {
-        _ if silent.contains(&name) => Some(BTreeSet::new()),
-        Some(known) => Some(known.listen.iter().map(|listen| (listen.protocol, listen.port.get())).collect()),
-        None => None,
-    };
+    let Listeners { listens, bind } = listeners(&name);
     Some(PodView {
         node: text(pod, "/spec/nodeName")?.to_owned(),
         address,
         host_network: pod.pointer("/spec/hostNetwork").and_then(Value::as_bool).unwrap_or(false),
         listens,
-        bind: known.and_then(|known| known.bind),
+        bind,
         name,
     })
 }

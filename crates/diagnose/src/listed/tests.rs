@@ -2,8 +2,8 @@ use serde_json::json;
 
 use super::*;
 
-fn snapshot() -> Snapshot {
-    Snapshot {
+fn listed() -> Listed {
+    Listed {
         nodes: vec![json!({
             "metadata": {"name": "n1"},
             "spec": {"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]},
@@ -36,13 +36,14 @@ fn snapshot() -> Snapshot {
                 ],
             },
         })],
+        ..Listed::default()
     }
 }
 
 fn resolve(text: &str, family: Family) -> Result<String, NoAddress> {
     let vip = Saved { addresses: vec!["10.96.0.99".parse().unwrap()], port: Some(81) };
     let saved = BTreeMap::from([("vip".to_owned(), vip)]);
-    snapshot().resolve(&text.parse().unwrap(), family, &saved).map(|address| address.to_string())
+    listed().resolve(&text.parse().unwrap(), family, &saved).map(|address| address.to_string())
 }
 
 #[test]
@@ -78,40 +79,32 @@ fn what_has_no_address_says_so() {
 
 #[test]
 fn saving_keeps_the_addresses_of_both_families() {
-    let saved = snapshot().save(&"pod/web-1:9".parse().unwrap(), &BTreeMap::new()).unwrap();
+    let saved = listed().save(&"pod/web-1:9".parse().unwrap(), &BTreeMap::new()).unwrap();
     assert_eq!((saved.addresses.len(), saved.port), (2, Some(9)));
-    assert!(snapshot().save(&"shop:1".parse().unwrap(), &BTreeMap::new()).is_err());
+    assert!(listed().save(&"shop:1".parse().unwrap(), &BTreeMap::new()).is_err());
 }
 
 #[test]
 fn the_view_has_living_pods_with_their_listeners() {
-    let short = ShortPod {
-        namespace: "default".to_owned(),
-        name: "web-1".to_owned(),
-        node: None,
-        labels: BTreeMap::new(),
-        listen: vec!["tcp/8080".parse().unwrap()],
-        ready: true,
-        grace_s: None,
-        bind: None,
-        host_network: false,
-    };
     let bridge = BTreeMap::from([("n1".to_owned(), BTreeSet::from(["10.244.1.1".parse().unwrap()]))]);
     let around = Surroundings { node_addresses: bridge, ..Surroundings::default() };
-    let view = snapshot().view(Family::Ipv4, std::slice::from_ref(&short), &BTreeSet::new(), &around);
-    assert_eq!(view.nodes[0].addresses.len(), 2);
+    let listeners = |pod: &PodName| {
+        assert_eq!(*pod, PodName::parse("web-1"), "only what lives is asked for");
+        Listeners { listens: Some([(Protocol::Tcp, 8080)].into()), bind: None }
+    };
+    let view = listed().view(Family::Ipv6, &listeners, &around);
     assert_eq!(view.pods.len(), 1);
     assert_eq!(view.pods[0].listens, Some([(Protocol::Tcp, 8080)].into()));
-    let silent = BTreeSet::from([PodName::parse("web-1")]);
-    let view = snapshot().view(Family::Ipv6, &[short], &silent, &around);
-    assert_eq!(view.pods[0].listens, Some(BTreeSet::new()));
     assert_eq!(view.pods[0].address, "fd00:10:244:1::2".parse::<IpAddr>().unwrap());
+    let view = listed().view(Family::Ipv4, &|_| Listeners::default(), &around);
+    assert_eq!(view.nodes[0].addresses.len(), 2);
+    assert_eq!(view.pods[0].listens, None);
 }
 
 #[test]
 fn a_wrong_port_name_is_told_with_those_that_are_there() {
     for to in ["web:dsn", "nodeport/n1/web:dsn"] {
-        let error = snapshot().resolve(&to.parse().unwrap(), Family::Ipv4, &BTreeMap::new()).unwrap_err();
+        let error = listed().resolve(&to.parse().unwrap(), Family::Ipv4, &BTreeMap::new()).unwrap_err();
         assert_eq!(error.to_string(), "web has no port named dsn; it has dns-tcp, dns", "{to}");
     }
 }
@@ -119,14 +112,14 @@ fn a_wrong_port_name_is_told_with_those_that_are_there() {
 #[test]
 fn a_family_that_the_service_names_must_have_an_address() {
     for (families, lacks) in [(json!(["IPv4"]), false), (json!(["IPv4", "IPv6"]), true)] {
-        let mut snapshot = snapshot();
-        snapshot.services[0]["spec"]["ipFamilies"] = families;
+        let mut listed = listed();
+        listed.services[0]["spec"]["ipFamilies"] = families;
         for to in ["web:53", "external/web:53"] {
             let to = to.parse().unwrap();
-            assert!(snapshot.resolve(&to, Family::Ipv4, &BTreeMap::new()).is_ok());
-            let error = snapshot.resolve(&to, Family::Ipv6, &BTreeMap::new()).unwrap_err();
+            assert!(listed.resolve(&to, Family::Ipv4, &BTreeMap::new()).is_ok());
+            let error = listed.resolve(&to, Family::Ipv6, &BTreeMap::new()).unwrap_err();
             assert_eq!(matches!(error, NoAddress::Lacks { .. }), lacks, "{error}");
-            assert_eq!(snapshot.save(&to, &BTreeMap::new()).is_err(), lacks);
+            assert_eq!(listed.save(&to, &BTreeMap::new()).is_err(), lacks);
         }
     }
 }

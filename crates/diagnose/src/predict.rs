@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use signpost_core::object::Protocol;
 use signpost_core::packet::{Entry, Packet, Rewrite, Verdict};
 
-use super::address::{PodName, Source};
+use crate::address::{PodName, Source};
 
 /// What is where, for one family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
