@@ -9,6 +9,7 @@ use signpost_core::plan::{NodePlan, PlanChange};
 pub mod conntrack;
 pub mod fake;
 pub mod iptables;
+pub mod locate;
 pub mod nftables;
 #[cfg(test)]
 mod pretend;

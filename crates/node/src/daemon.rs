@@ -252,6 +252,7 @@ async fn serve<D>(
     };
     let sync_options = SyncOptions {
         node: options.node.clone(),
+        mode,
         pods: options.pods.clone(),
         min_sync_period: options.min_sync_period,
         sync_period: options.sync_period,
@@ -347,6 +348,7 @@ where
     let _ = match question {
         Question::Plans(reply) => reply.send(sync.plans()),
         Question::Programs(reply) => reply.send(sync.programs()),
+        Question::Rules(wanted, reply) => reply.send(sync.listing(&|service| wanted.is(service))),
     };
 }
 

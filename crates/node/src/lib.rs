@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! config ─▶ daemon ─┬─ cluster::watch, addresses ─▶ sync ─▶ datapath
-//!                   └─ server: /healthz /livez, /metrics /proxyMode /programmed /plan /program
+//!                   └─ server: /healthz /livez, /metrics /proxyMode /programmed /plan /program /rules
 //! ```
 
 pub mod addresses;
@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod mode;
 pub mod process;
 pub mod progress;
+pub mod rules;
 pub mod server;
 pub mod sync;
 mod sys;

@@ -3,13 +3,13 @@
 use std::ffi::OsStr;
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use signpost_datapath::probe::{self, ProbeError};
 
 use crate::config::ModeName;
 
 /// A mode that is built.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Rules of nftables.

@@ -1,4 +1,4 @@
-//! What the daemon answers over HTTP: kube-proxy's two listeners, and three paths of our own beside the metrics.
+//! What the daemon answers over HTTP: kube-proxy's two listeners, and four paths of our own beside the metrics.
 //!
 //! | listener | path | answer |
 //! |---|---|---|
@@ -8,12 +8,13 @@
 //! | | `/proxyMode` | the mode's name |
 //! | | `/programmed` | per kind, the resourceVersion up to which everything is in the kernel; of Nodes, this node's alone is followed |
 //! | | `/plan`, `/program` | per family, as JSON |
+//! | | `/rules?namespace=N&name=S` | the frontends with their backends, and the whole program, as JSON; what is left out is not asked for |
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -22,7 +23,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::json;
+use signpost_core::object::ObjectName;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -50,6 +53,25 @@ pub enum Question {
     Plans(oneshot::Sender<Result<String, serde_json::Error>>),
     /// The programs, as JSON.
     Programs(oneshot::Sender<Result<String, serde_json::Error>>),
+    /// What is served, in rows, as JSON.
+    Rules(Wanted, oneshot::Sender<Result<String, serde_json::Error>>),
+}
+
+/// Which Services are asked for; nothing set: all.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Wanted {
+    /// Those in this namespace.
+    pub namespace: Option<String>,
+    /// Those of this name.
+    pub name: Option<String>,
+}
+
+impl Wanted {
+    /// Whether a Service is asked for.
+    pub fn is(&self, service: &ObjectName) -> bool {
+        self.namespace.as_ref().is_none_or(|namespace| **namespace == *service.namespace)
+            && self.name.as_ref().is_none_or(|name| **name == *service.name)
+    }
 }
 
 /// What the handlers know. Cheap to clone.
@@ -88,6 +110,7 @@ pub fn metrics(shared: Shared) -> Router {
         .route("/programmed", get(programmed))
         .route("/plan", get(plan))
         .route("/program", get(program))
+        .route("/rules", get(rules))
         .route("/healthz", get(livez))
         .with_state(shared)
 }
@@ -191,6 +214,10 @@ async fn plan(State(shared): State<Shared>) -> Response {
 
 async fn program(State(shared): State<Shared>) -> Response {
     ask(&shared, Question::Programs).await
+}
+
+async fn rules(State(shared): State<Shared>, Query(wanted): Query<Wanted>) -> Response {
+    ask(&shared, |reply| Question::Rules(wanted, reply)).await
 }
 
 type Reply = oneshot::Sender<Result<String, serde_json::Error>>;

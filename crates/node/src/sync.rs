@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use signpost_cluster::Observed;
-use signpost_core::object::{Family, Node};
+use signpost_core::object::{Family, Node, ObjectName};
 use signpost_core::planner::NodeConfig;
 use signpost_core::store::{Event, Kind, Store};
 use signpost_datapath::Datapath;
@@ -28,7 +28,9 @@ use tracing::{info, warn};
 
 use crate::config::PodRanges;
 use crate::metrics::Metrics;
+use crate::mode::Mode;
 use crate::progress::{Outcome, Progress, Revisions};
+use crate::rules::{FamilyListing, Listing, rows};
 pub use family::FamilySync;
 use pace::{Pace, Retry};
 
@@ -48,6 +50,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub struct SyncOptions {
     /// The node's name.
     pub node: Arc<str>,
+    /// The mode of the datapaths.
+    pub mode: Mode,
     /// Who counts as a pod.
     pub pods: PodRanges,
     /// See `NodeOptions`.
@@ -269,6 +273,25 @@ impl<D: Datapath> SyncLoop<D> {
         D::Program: Serialize,
     {
         self.json(FamilySync::program)
+    }
+
+    /// The rows that `wanted` asks for with the whole programs, as JSON.
+    ///
+    /// # Errors
+    /// It cannot be written as JSON.
+    pub fn listing(&self, wanted: &dyn Fn(&ObjectName) -> bool) -> Result<String, serde_json::Error>
+    where
+        D::Program: Serialize,
+    {
+        let part = |family: &FamilySync<D>| FamilyListing {
+            rows: rows(&self.store, family.plan(), wanted),
+            program: family.program().cloned(),
+        };
+        serde_json::to_string(&Listing {
+            mode: self.options.mode,
+            services: self.store.services().map(|service| service.name.clone()).collect(),
+            families: self.families.iter().map(|family| (family.family(), part(family))).collect(),
+        })
     }
 
     fn json<'a, T: Serialize>(&'a self, part: impl Fn(&'a FamilySync<D>) -> T) -> Result<String, serde_json::Error> {

@@ -4,6 +4,7 @@ mod kube_proxy_flags;
 mod lab_command;
 mod lab_test_command;
 mod node_command;
+mod rules_command;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,7 @@ struct Cli {
 enum Command {
     /// Keeps this node's kernel equal to what the Services of the cluster ask for.
     Node(Box<node_command::NodeCommand>),
+    Rules(rules_command::RulesCommand),
     /// A whole cluster on this machine, out of network namespaces.
     Lab(lab_command::LabCommand),
     /// The server behind the image signpost/echo.
@@ -37,6 +39,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Node(command) => command.run(),
+        Command::Rules(command) => command.run(),
         Command::Lab(command) => command.run(),
         Command::Echo(command) => command.run(),
         Command::PodInit(command) => return command.run(),

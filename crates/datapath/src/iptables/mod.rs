@@ -19,19 +19,22 @@
 //! Where it falls short of the plan: `recent` remembers the last 100 clients of an endpoint, so that with more of them
 //! affinity ends early.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
-use signpost_core::plan::{NodePlan, PlanChange};
+use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 
 use crate::Datapath;
+use crate::locate::{Found, Locate, Location};
 
 mod apply;
 pub mod chain;
 pub mod change;
+mod locate;
 pub mod names;
 pub mod observed;
 pub mod port;
@@ -227,5 +230,20 @@ impl Datapath for Iptables {
             return Ok(());
         }
         self.tool()?.restore("change the rules", change)
+    }
+}
+
+impl Locate for Iptables {
+    fn locate(
+        &self,
+        program: &Program,
+        have: &Observed,
+        keys: &BTreeSet<FrontendKey>,
+    ) -> BTreeMap<FrontendKey, Vec<Location>> {
+        locate::locate(program, have, keys)
+    }
+
+    fn found(&self, _family: Family, have: &Observed) -> BTreeMap<FrontendKey, Found> {
+        locate::found(have)
     }
 }

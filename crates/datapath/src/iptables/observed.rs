@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU16;
 
 use ipnet::IpNet;
+use signpost_core::object::Protocol;
 
 use super::chain::{Base, Chain, Table};
 use super::names::is_ours;
@@ -110,13 +112,24 @@ impl Observed {
     }
 }
 
+/// A frontend's protocol and port, out of a rule that matches both.
+pub(super) fn protocol_and_port(rule: &str) -> Option<(Protocol, NonZeroU16)> {
+    let protocol = match option(rule, "-p")? {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        "sctp" => Protocol::Sctp,
+        _ => return None,
+    };
+    Some((protocol, option(rule, "--dport")?.parse().ok()?))
+}
+
 fn udp_port(rule: &str) -> Option<u16> {
     option(rule, "-p").filter(|protocol| *protocol == "udp")?;
     option(rule, "--dport")?.parse().ok()
 }
 
 /// The word behind an option.
-fn option<'a>(rule: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn option<'a>(rule: &'a str, name: &str) -> Option<&'a str> {
     let mut words = rule.split(' ');
     words.find(|word| *word == name)?;
     words.next()
@@ -137,7 +150,7 @@ fn same_rule(a: &str, b: &str) -> bool {
 
 /// A rule's parts in an order of their own: versions of iptables differ in where they put what, and in how they write
 /// addresses.
-fn canonical(rule: &str) -> Vec<String> {
+pub(super) fn canonical(rule: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let mut negated = false;
     for word in words(rule) {
@@ -167,7 +180,7 @@ fn same_address(word: String) -> String {
 }
 
 /// Words as `iptables-save` writes them: quoted where a blank is inside.
-fn words(rule: &str) -> Vec<String> {
+pub(super) fn words(rule: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted, mut escaped) = (Vec::new(), String::new(), false, false);
     let mut is_word = false;
     for c in rule.chars() {

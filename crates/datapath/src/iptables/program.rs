@@ -82,6 +82,12 @@ impl Program {
         self.plan.node_addresses.contains(&address)
     }
 
+    /// The Service port that a frontend stands for, if it is there.
+    pub fn port_of(&self, key: &FrontendKey) -> Option<&Arc<Port>> {
+        let port = owner(*key, self.plan.frontends.get(key)?);
+        self.ports.get_key_value(&port).map(|(port, _)| port)
+    }
+
     /// Every Service port.
     pub fn ports(&self) -> impl Iterator<Item = &Arc<Port>> {
         self.ports.keys()

@@ -1,7 +1,7 @@
 //! What must hold for every plan: the rules mean what the plan means, a change is what differs, and whatever the kernel
 //! was left with becomes what is wanted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use signpost_core::walk::walk_remembering;
 
 use super::chain::Table;
 use super::change::{Change, advance, change, cleanup, repair};
+use super::locate::{found, locate};
 use super::observed::Observed;
 use super::program::Program;
 use super::walk::{fates, walk};
@@ -161,6 +162,38 @@ fn plan_and_packets() -> impl Strategy<Value = (NodePlan, Vec<Packet>)> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_frontend_is_located_and_the_kernel_alone_tells_its_backends(plan in plan()) {
+        let plan = shared(plan);
+        let program = Program::of(&plan);
+        let mut kernel = Kernel::holding(&plan);
+        let keys: BTreeSet<FrontendKey> = plan.frontends.keys().copied().collect();
+        let located = locate(&program, &kernel.observed(), &keys);
+        prop_assert!(located.values().flatten().all(|location| location.held));
+        let found = found(&kernel.observed());
+        for (key, frontend) in &plan.frontends {
+            let in_use = |to: &SocketAddr| {
+                let pods_count = !plan.cluster_cidrs.is_empty();
+                let routes = [(&frontend.from_pod, pods_count), (&frontend.from_node, true), (&frontend.from_elsewhere, true)];
+                routes.iter().any(|(route, counts)| match &route.target {
+                    Target::Backends(backends) => *counts && backends.iter().any(|backend| backend.address == *to),
+                    _ => false,
+                })
+            };
+            let told = found.get(key).map(|found| found.backends.clone()).unwrap_or_default();
+            prop_assert!(told.keys().all(in_use), "{key}: {told:?}");
+            prop_assert!(!located.get(key).is_none_or(Vec::is_empty), "{key} stands somewhere");
+        }
+        // A chain that somebody empties is missed where it is used.
+        let chain = kernel.tables["nat"].keys().find(|name| name.starts_with("KUBE-SEP-")).cloned();
+        if let Some(chain) = chain {
+            kernel.tables.get_mut("nat").unwrap().insert(chain.clone(), Vec::new());
+            let missed = locate(&program, &kernel.observed(), &keys).into_values().flatten().filter(|at| !at.held);
+            let missed: BTreeSet<String> = missed.map(|at| at.name).collect();
+            prop_assert_eq!(missed, BTreeSet::from([format!("nat {chain}")]));
+        }
+    }
 
     #[test]
     fn the_rules_do_what_the_plan_says((plan, packets) in plan_and_packets(), at: prop::sample::Index) {

@@ -1,5 +1,6 @@
 //! Pure. The elements of the sets and maps.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
@@ -23,6 +24,36 @@ pub enum Key {
     Endpoint(FrontendKey, u32),
     /// `address . protocol . port . range`.
     Source(FrontendKey, IpNet),
+}
+
+impl fmt::Display for Key {
+    /// As nft reads and writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Address(address) => write!(f, "{address}"),
+            Key::Network(range) => write!(f, "{range}"),
+            Key::Loop(address) => write!(f, "{address} . {address}"),
+            Key::Frontend(frontend) => write_frontend(f, frontend),
+            Key::Endpoint(frontend, index) => {
+                if let FrontendKey::Address { address, .. } = frontend {
+                    write!(f, "{address} . ")?;
+                }
+                let (FrontendKey::Address { port, .. } | FrontendKey::NodePort { port, .. }) = frontend;
+                write!(f, "{port} . {index}")
+            }
+            Key::Source(frontend, range) => {
+                write_frontend(f, frontend)?;
+                write!(f, " . {range}")
+            }
+        }
+    }
+}
+
+fn write_frontend(f: &mut fmt::Formatter<'_>, key: &FrontendKey) -> fmt::Result {
+    match key {
+        FrontendKey::Address { address, protocol, port } => write!(f, "{address} . {protocol} . {port}"),
+        FrontendKey::NodePort { protocol, port } => write!(f, "{protocol} . {port}"),
+    }
 }
 
 /// What a map gives for a key.

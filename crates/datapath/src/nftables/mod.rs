@@ -12,14 +12,16 @@
 //! number of Services, an exactly equal choice, and a few hundred chains at most; a change of a Service touches elements
 //! only. All of it is in the nat hooks, which see the first packet of a flow alone: no change cuts an established flow.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
-use signpost_core::plan::{NodePlan, PlanChange};
+use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 
 use crate::Datapath;
+use crate::locate::{Found, Locate, Location};
 
 mod apply;
 pub mod chain;
@@ -27,6 +29,7 @@ pub mod change;
 pub mod element;
 mod generation;
 pub mod layout;
+mod locate;
 pub mod netlink;
 mod observe;
 pub mod observed;
@@ -160,5 +163,20 @@ impl Datapath for Nftables {
 
     fn generation(&mut self) -> Option<u32> {
         self.generation.read()
+    }
+}
+
+impl Locate for Nftables {
+    fn locate(
+        &self,
+        program: &Program,
+        have: &Observed,
+        keys: &BTreeSet<FrontendKey>,
+    ) -> BTreeMap<FrontendKey, Vec<Location>> {
+        locate::locate(program, have, keys)
+    }
+
+    fn found(&self, family: Family, have: &Observed) -> BTreeMap<FrontendKey, Found> {
+        locate::found(family, have)
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use signpost_core::object::Family;
-use signpost_core::plan::FrontendKey;
 
 use super::chain::Chain;
 use super::change::{Change, Load};
@@ -141,39 +140,12 @@ impl Script<'_> {
                     open = Some((set, 1));
                 }
             }
-            self.key(&key)?;
+            write!(self.out, "{key}")?;
             if let Some(value) = value {
                 self.value(&value)?;
             }
         }
         if open.is_some() { self.line(" }") } else { Ok(()) }
-    }
-
-    fn key(&mut self, key: &Key) -> io::Result<()> {
-        match key {
-            Key::Address(address) => write!(self.out, "{address}"),
-            Key::Network(range) => write!(self.out, "{range}"),
-            Key::Loop(address) => write!(self.out, "{address} . {address}"),
-            Key::Frontend(frontend) => self.frontend(frontend),
-            Key::Endpoint(frontend, index) => {
-                if let FrontendKey::Address { address, .. } = frontend {
-                    write!(self.out, "{address} . ")?;
-                }
-                let (FrontendKey::Address { port, .. } | FrontendKey::NodePort { port, .. }) = frontend;
-                write!(self.out, "{port} . {index}")
-            }
-            Key::Source(frontend, range) => {
-                self.frontend(frontend)?;
-                write!(self.out, " . {range}")
-            }
-        }
-    }
-
-    fn frontend(&mut self, key: &FrontendKey) -> io::Result<()> {
-        match key {
-            FrontendKey::Address { address, protocol, port } => write!(self.out, "{address} . {protocol} . {port}"),
-            FrontendKey::NodePort { protocol, port } => write!(self.out, "{protocol} . {port}"),
-        }
     }
 
     fn value(&mut self, value: &Value) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! What must hold for every plan: the rules mean what the plan means, a change is what differs, and whatever the kernel
 //! was left with becomes what is wanted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use signpost_core::object::Family;
@@ -9,8 +9,9 @@ use signpost_core::plan::{Frontend, NodePlan, PlanChange};
 use signpost_core::walk::walk as plan_walk;
 
 use super::change::{Change, advance, change, diff};
-use super::element::{Data, Key, Value};
+use super::element::{Data, Key, Value, comment};
 use super::layout::Set;
+use super::locate::{found, locate};
 use super::program::Program;
 use super::render::render;
 use super::repair::repair;
@@ -52,6 +53,33 @@ proptest! {
         let same = PlanChange { set: plan.frontends.clone(), ..PlanChange::default() };
         prop_assert_eq!(change(&program, &same), Change::none(plan.family));
         prop_assert_eq!(diff(&program, &program), Change::none(plan.family));
+    }
+
+    #[test]
+    fn every_frontend_is_located_and_the_kernel_alone_tells_its_backends(plan in plan()) {
+        let mut fake = FakeNftables::new(plan.family);
+        let program = Program::of(&plan);
+        fake.apply(&repair(&program, fake.kernel())).unwrap();
+        let keys = plan.frontends.keys().copied().collect();
+        let located = locate(&program, fake.kernel(), &keys);
+        prop_assert_eq!(located.keys().copied().collect::<BTreeSet<_>>(), keys.clone());
+        prop_assert!(located.values().flatten().all(|location| location.held));
+        let found = found(plan.family, fake.kernel());
+        prop_assert_eq!(found.keys().copied().collect::<BTreeSet<_>>(), keys.clone());
+        for (key, entry) in &program.frontends {
+            let backends = entry.sets.iter().flat_map(|set| set.iter()).map(|backend| (backend.address, 1)).collect();
+            prop_assert_eq!(&found[key].backends, &backends);
+            prop_assert_eq!(&*found[key].service_port, &*comment(&entry.service_port));
+        }
+        // Whatever the kernel loses, some frontend lacks; and none where nothing of a frontend is lost.
+        let lost = program.elements().find(|(_, key, _)| matches!(key, Key::Frontend(_) | Key::Endpoint(..)));
+        if let Some((set, key, _)) = lost {
+            fake.kernel_mut().table.as_mut().unwrap().sets.get_mut(&set).unwrap().known.remove(&key);
+            let (Key::Frontend(of) | Key::Endpoint(of, _)) = key else { unreachable!() };
+            for (key, locations) in locate(&program, fake.kernel(), &keys) {
+                prop_assert_eq!(locations.iter().all(|location| location.held), key != of);
+            }
+        }
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl World {
         let progress = Arc::new(Progress::new());
         let options = SyncOptions {
             node: NODE.into(),
+            mode: Mode::Nftables,
             pods,
             min_sync_period: Duration::ZERO,
             sync_period: Duration::from_secs(30),
