@@ -22,6 +22,19 @@ curl curl
 nslookup bind9-dnsutils
 nsenter util-linux
 ps procps
+clang clang
+make make
+pkg-config pkg-config
+LIST
+}
+
+# header it brings -> Debian package: what the kernel programs and their loader are compiled with
+headers() {
+    cat <<'LIST'
+/usr/include/bpf/bpf_helpers.h libbpf-dev
+/usr/include/linux/bpf.h linux-libc-dev
+/usr/include/libelf.h libelf-dev
+/usr/include/zlib.h zlib1g-dev
 LIST
 }
 
@@ -29,6 +42,9 @@ missing=()
 while read -r program package; do
     command -v "$program" >/dev/null || missing+=("$package")
 done < <(packages)
+while read -r header package; do
+    [ -e "$header" ] || missing+=("$package")
+done < <(headers)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
 
 # Debian 12's kubectl is 1.20, too old to speak to this API; the binary inside a pinned Python package is not.

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 
-use crate::object::Family;
-use crate::packet::{Packet, Rewrite, Verdict};
-use crate::plan::{Frontend, FrontendKey, NodePlan, Route, Target};
+use crate::object::{Family, Protocol};
+use crate::packet::{Entry, Packet, Rewrite, Verdict};
+use crate::plan::{Backends, Frontend, FrontendKey, NodePlan, Route, Target};
 
 /// Whom a packet counts as coming from. See [`Frontend`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,14 +73,51 @@ pub fn walk_remembering(plan: &NodePlan, packet: &Packet, remembered: Option<Soc
         Target::Reject => Verdict::Reject,
         Target::Drop => Verdict::Drop,
         Target::Backends(backends) => {
-            let bound = remembered.filter(|_| frontend.affinity.is_some());
-            let bound = bound.filter(|to| backends.iter().any(|backend| backend.address == *to));
-            let allowed =
-                backends.iter().map(|backend| backend.address).filter(|to| bound.is_none_or(|bound| bound == *to));
+            let allowed = allowed(frontend, backends, remembered);
             let rewrites = allowed.map(|to| rewrite(plan, route, source, to));
             Verdict::Rewrite(rewrites.collect::<BTreeSet<Rewrite>>())
         }
     }
+}
+
+/// What a mode that answers `connect()` itself does before there is a packet: to a process of this node, or of a pod on it
+/// (`entry` tells which; the source is not known yet). What it leaves alone ([`Verdict::NotOurs`]) meets [`walk`] as a packet.
+///
+/// A socket cannot be given another source, nor be left without any answer: routes that masquerade pods, dropped ones, and
+/// frontends that only some sources may use are left to the packets. The node's own processes need no masquerade, since their
+/// source is chosen after the rewriting. `remembered` is as in [`walk_remembering`].
+pub fn walk_socket(plan: &NodePlan, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+    if Family::of(packet.destination.ip()) != plan.family || packet.protocol == Protocol::Sctp {
+        return Verdict::NotOurs;
+    }
+    let Some((_, frontend)) = frontend(plan, packet).filter(|(_, frontend)| frontend.source_ranges.is_empty()) else {
+        return Verdict::NotOurs;
+    };
+    let origin = match packet.entry {
+        Entry::Local => Origin::Node,
+        Entry::Interface if plan.cluster_cidrs.is_empty() => Origin::Elsewhere,
+        Entry::Interface => Origin::Pod,
+    };
+    let route = origin.route(frontend);
+    match &route.target {
+        Target::Reject => Verdict::Reject,
+        Target::Backends(backends) if origin == Origin::Node || !route.masquerade => {
+            let allowed = allowed(frontend, backends, remembered);
+            Verdict::Rewrite(allowed.map(|to| Rewrite { to, masquerade: false }).collect())
+        }
+        Target::Backends(_) | Target::Drop => Verdict::NotOurs,
+    }
+}
+
+/// The backends that a client may be sent to: the one that is remembered of it, as long as it is one of them; else all.
+fn allowed(
+    frontend: &Frontend,
+    backends: &Backends,
+    remembered: Option<SocketAddr>,
+) -> impl Iterator<Item = SocketAddr> {
+    let bound = remembered.filter(|_| frontend.affinity.is_some());
+    let bound = bound.filter(|to| backends.iter().any(|backend| backend.address == *to));
+    backends.iter().map(|backend| backend.address).filter(move |to| bound.is_none_or(|bound| bound == *to))
 }
 
 fn rewrite(plan: &NodePlan, route: &Route, source: IpAddr, to: SocketAddr) -> Rewrite {

@@ -7,6 +7,7 @@ use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{NodePlan, PlanChange};
 
 pub mod conntrack;
+pub mod ebpf;
 pub mod fake;
 pub mod iptables;
 pub mod locate;

@@ -5,6 +5,7 @@
 
 mod adoption;
 mod conntrack;
+mod ebpf;
 mod flows;
 mod iptables;
 mod net;
@@ -68,6 +69,11 @@ fn compare<D: Datapath>(net: &Net, plan: &NodePlan, datapath: &D, client: Client
     let packet = Packet { protocol, source: SocketAddr::new(source, 40_000), destination: to, entry };
     let verdict = walk(plan, &packet);
     assert_eq!(datapath.walk(&datapath.program(plan), &packet, None), verdict, "{client:?} {protocol} {to}");
+    meets(client, netns, source, protocol, to, &verdict);
+}
+
+/// Sends until every member of a verdict was met, and fails on whatever else is met.
+fn meets(client: Client, netns: &Netns, source: IpAddr, protocol: Protocol, to: SocketAddr, verdict: &Verdict) {
     let missing = |members: &BTreeSet<Rewrite>| {
         let mut missing = members.clone();
         // Of four equal ones, one is missed in 100 tries with a probability of 1e-12.
@@ -84,7 +90,7 @@ fn compare<D: Datapath>(net: &Net, plan: &NodePlan, datapath: &D, client: Client
         missing
     };
     let what = format!("{client:?} {protocol} {to}: {verdict:?}");
-    match &verdict {
+    match verdict {
         // The node's own address is its own already, with and without masquerade.
         Verdict::Rewrite(members) if matches!(client, Client::Node) => {
             let unmarked = members.iter().map(|member| Rewrite { masquerade: false, ..*member });

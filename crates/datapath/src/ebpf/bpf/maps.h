@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* The maps. The daemon pins them, and gives them their sizes. */
+#ifndef SIGNPOST_MAPS_H
+#define SIGNPOST_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "layout.h"
+
+/* Written by the daemon alone, memory as needed. */
+#define TABLE(NAME, KEY, VALUE)                                                                                        \
+	struct {                                                                                                       \
+		__uint(type, BPF_MAP_TYPE_HASH);                                                                       \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                                                                  \
+		__uint(max_entries, 1024);                                                                             \
+		__type(key, KEY);                                                                                      \
+		__type(value, VALUE);                                                                                  \
+	} NAME SEC(".maps")
+
+/* Written by the programs; the longest unused goes when it is full. */
+#define MEMORY(NAME, KEY, VALUE)                                                                                       \
+	struct {                                                                                                       \
+		__uint(type, BPF_MAP_TYPE_LRU_HASH);                                                                   \
+		__uint(max_entries, 1024);                                                                             \
+		__type(key, KEY);                                                                                      \
+		__type(value, VALUE);                                                                                  \
+	} NAME SEC(".maps")
+
+TABLE(frontends, struct frontend_key, struct frontend);
+TABLE(slots, struct slot_key, struct endpoint);
+/* Those of the node's addresses at which node ports answer. */
+TABLE(node_port_ips, struct address, __u32);
+TABLE(nodes, __u32, struct node);
+
+MEMORY(peers, struct peer_key, struct peer);
+MEMORY(flows, struct flow_key, struct endpoint);
+MEMORY(affinities, struct affinity_key, struct affinity);
+
+#endif

@@ -1,0 +1,420 @@
+//! The kernel's side of the socket hooks: loads the programs, keeps their maps and links in a bpf file system, reads and
+//! writes the maps.
+//!
+//! ```text
+//! PINS/maps-LAYOUT-SIZES/frontends, slots, ...   the maps; a daemon of the same layout and sizes goes on with them
+//! PINS/links/connect4, ...                       what holds the programs at the cgroup, whether or not a daemon runs
+//! ```
+//!
+//! A new daemon loads its own programs onto the maps that are there and puts them into the links, each in one step: no
+//! connection meets a node without them. Maps of another layout are filled before the links go over to them.
+
+use std::fs;
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use libbpf_rs::query::LinkTypeInfo;
+use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, Object, ObjectBuilder, PrintLevel};
+use nix::mount::{MsFlags, mount};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use signpost_core::object::Family;
+use tracing::{debug, info, warn};
+
+use super::change::{Change, Write};
+use super::layout::{LAYOUT, Table};
+use super::repair::Observed;
+use super::sys;
+
+const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sockets.bpf.o"));
+/// So many entries go into one call.
+const BATCH: usize = 4096;
+/// So many are read by one call; more than any bucket of a hash map holds.
+const READ_BATCH: u32 = 1 << 15;
+const MAPS: &str = "maps-";
+const LINKS: &str = "links";
+
+/// Where the programs hang, and how much the maps take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelConfig {
+    /// A directory in a bpf file system; both are made if they are not there.
+    pub pins: PathBuf,
+    /// The control group below which all of the node's processes are.
+    pub cgroup: PathBuf,
+    /// The most frontends.
+    pub frontends: u32,
+    /// The most slots of all sets of backends together.
+    pub slots: u32,
+    /// How many sockets' peers, unconnected sockets' flows and clients' affinities are remembered, of each. Their memory is taken at
+    /// the start.
+    pub remembered: u32,
+}
+
+impl Default for KernelConfig {
+    fn default() -> KernelConfig {
+        KernelConfig {
+            pins: "/sys/fs/bpf/signpost".into(),
+            cgroup: "/sys/fs/cgroup".into(),
+            frontends: 1 << 17,
+            slots: 1 << 20,
+            remembered: 1 << 16,
+        }
+    }
+}
+
+/// Why the kernel's side of the socket hooks could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// No bpf file system.
+    #[error("no bpf file system at {path}, and none can be mounted there: {source}; run `mount -t bpf bpf /sys/fs/bpf`", path = path.display())]
+    Mount {
+        /// Where it was to be.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file of the bpf file system.
+    #[error("cannot {op} {path}: {source}", path = path.display())]
+    Pin {
+        /// What was to be done.
+        op: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The programs.
+    #[error(
+        "the kernel does not load the socket programs: {0:#}; they need root (CAP_BPF, CAP_NET_ADMIN) and Linux 6.1 or newer"
+    )]
+    Load(#[source] libbpf_rs::Error),
+    /// The control group.
+    #[error("there is no control group {path}: {source}; --cgroup-root names the node's, in a mounted cgroup2", path = path.display())]
+    Cgroup {
+        /// Its directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A program at the control group.
+    #[error("the program {program} cannot be attached to the control group {cgroup}: {source:#}", cgroup = cgroup.display())]
+    Attach {
+        /// Which.
+        program: String,
+        /// Where.
+        cgroup: PathBuf,
+        /// Why.
+        #[source]
+        source: libbpf_rs::Error,
+    },
+    /// A map is full.
+    #[error("the map {table} is full: it has room for {most} entries; --ebpf-frontends and --ebpf-backends give more")]
+    Full {
+        /// Which.
+        table: &'static str,
+        /// Its size.
+        most: u32,
+    },
+    /// A map.
+    #[error("cannot {op} the map {table}: {source:#}")]
+    Map {
+        /// What was to be done.
+        op: &'static str,
+        /// Which.
+        table: &'static str,
+        /// Why not.
+        #[source]
+        source: libbpf_rs::Error,
+    },
+    /// The kernel does not name the network namespace.
+    #[error("the kernel does not name this network namespace: {0}; signpost needs Linux 6.1 or newer")]
+    Namespace(#[source] io::Error),
+}
+
+/// The programs and maps of one node, for both families.
+#[derive(Debug)]
+pub struct Kernel {
+    config: KernelConfig,
+    loaded: Option<Object>,
+}
+
+impl Kernel {
+    /// Nothing is done before the first look.
+    pub fn new(config: KernelConfig) -> Kernel {
+        Kernel { config, loaded: None }
+    }
+
+    /// What the maps hold of a family, and whether the programs hang where they should. Loads the programs the first
+    /// time: the calling thread must be in the node's network namespace.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn observe(&mut self, family: Family) -> Result<Observed, KernelError> {
+        let object = self.load()?;
+        let mut observed = Observed::default();
+        for table in Table::ALL {
+            let map = map(object, table);
+            let count = READ_BATCH.min(map.max_entries());
+            let entries = map.lookup_batch(count, MapFlags::ANY, MapFlags::ANY);
+            let entries = entries.map_err(|source| KernelError::Map { op: "read", table: table.name(), source })?;
+            entries.for_each(|(key, value)| observed.read(family, table, &key, &value));
+        }
+        observed.attached = self.is_attached()?;
+        Ok(observed)
+    }
+
+    /// Carries a change out, step by step in its order.
+    ///
+    /// # Errors
+    /// The kernel refused; what was done until then stays.
+    pub fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
+        let object = self.load()?;
+        for (table, key) in &change.foreign {
+            remove(object, *table, key)?;
+        }
+        let mut batch = Batch::new(object);
+        for write in change.writes() {
+            match write {
+                Write::Set(key, value) => batch.add(key.table(), &key.bytes(), &value.bytes())?,
+                Write::Remove(key) => {
+                    batch.flush()?;
+                    remove(object, key.table(), &key.bytes())?;
+                }
+            }
+        }
+        batch.flush()?;
+        if change.attach {
+            self.attach()?;
+        }
+        Ok(())
+    }
+
+    /// Takes the programs away from the control group and removes the maps; tells whether there was anything.
+    ///
+    /// # Errors
+    /// Something cannot be removed.
+    pub fn remove(&mut self) -> Result<bool, KernelError> {
+        self.loaded = None;
+        let pins = &self.config.pins;
+        for path in fs::read_dir(pins.join(LINKS)).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            // Without its file a link goes too, but at a time of the kernel's choice.
+            if let Err(error) = Link::open(&path).and_then(|link| link.detach()) {
+                warn!(link = %path.display(), %error, "a link cannot be detached; its file is removed");
+            }
+        }
+        match fs::remove_dir_all(pins) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(KernelError::Pin { op: "remove", path: pins.clone(), source }),
+        }
+    }
+
+    fn load(&mut self) -> Result<&Object, KernelError> {
+        if self.loaded.is_none() {
+            tell_libbpf();
+            have_directory(&self.config.pins)?;
+            let maps = self.maps();
+            have_directory(&maps)?;
+            self.loaded = Some(load(&self.config, &maps)?);
+        }
+        Ok(self.loaded.as_ref().expect("it was loaded just now"))
+    }
+
+    fn maps(&self) -> PathBuf {
+        let KernelConfig { frontends, slots, remembered, .. } = self.config;
+        self.config.pins.join(format!("{MAPS}{LAYOUT}-{frontends}-{slots}-{remembered}"))
+    }
+
+    fn link(&self, program: &str) -> PathBuf {
+        self.config.pins.join(LINKS).join(program)
+    }
+
+    fn cgroup(&self) -> Result<fs::File, KernelError> {
+        let path = &self.config.cgroup;
+        fs::File::open(path).map_err(|source| KernelError::Cgroup { path: path.clone(), source })
+    }
+
+    fn is_attached(&self) -> Result<bool, KernelError> {
+        let Some(object) = &self.loaded else { return Ok(false) };
+        let cgroup = self
+            .cgroup()?
+            .metadata()
+            .map_err(|source| KernelError::Cgroup { path: self.config.cgroup.clone(), source })?;
+        for program in object.progs() {
+            let name = program.name().to_string_lossy().into_owned();
+            let held = libbpf_rs::Program::id_from_fd(std::os::fd::AsFd::as_fd(&program)).ok();
+            if held.is_none() || self.held(&name, cgroup.ino()) != held {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The program that hangs in a link at the control group of this number.
+    fn held(&self, program: &str, cgroup: u64) -> Option<u32> {
+        let link = Link::open(self.link(program)).ok()?;
+        let info = link.info().ok()?;
+        match info.info {
+            LinkTypeInfo::Cgroup(at) if at.cgroup_id == cgroup => Some(info.prog_id),
+            _ => None,
+        }
+    }
+
+    fn attach(&mut self) -> Result<(), KernelError> {
+        let Some(object) = &self.loaded else { return Ok(()) };
+        have_directory(&self.config.pins.join(LINKS))?;
+        let cgroup = self.cgroup()?;
+        let number = cgroup.metadata().map(|found| found.ino()).unwrap_or_default();
+        for program in object.progs_mut() {
+            let name = program.name().to_string_lossy().into_owned();
+            let path = self.link(&name);
+            let failed =
+                |source| KernelError::Attach { program: name.clone(), cgroup: self.config.cgroup.clone(), source };
+            if self.held(&name, number).is_some() {
+                Link::open(&path).and_then(|mut link| link.update_prog(&program)).map_err(failed)?;
+                continue;
+            }
+            // A link to a control group that is no more, or another: the new one hangs before the old one goes.
+            let mut link = program.attach_cgroup(cgroup.as_raw_fd()).map_err(failed)?;
+            match fs::remove_file(&path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(KernelError::Pin { op: "remove", path, source });
+                }
+                _ => link.pin(&path).map_err(failed)?,
+            }
+        }
+        info!(cgroup = %self.config.cgroup.display(), "the socket programs are attached");
+        self.forget_others();
+        Ok(())
+    }
+
+    /// Removes maps of another layout or other sizes, which no link's program uses any more.
+    fn forget_others(&self) {
+        let mine = self.maps();
+        let Ok(entries) = fs::read_dir(&self.config.pins) else { return };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let is_maps = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(MAPS));
+            if is_maps && path != mine {
+                match fs::remove_dir_all(&path) {
+                    Ok(()) => debug!(path = %path.display(), "maps of another layout are removed"),
+                    Err(error) => warn!(path = %path.display(), %error, "maps of another layout cannot be removed"),
+                }
+            }
+        }
+    }
+}
+
+fn load(config: &KernelConfig, maps: &Path) -> Result<Object, KernelError> {
+    let netns = UdpSocket::bind(("127.0.0.1", 0)).or_else(|_| UdpSocket::bind(("0.0.0.0", 0)));
+    let netns = netns.and_then(|socket| sys::netns_cookie(&socket)).map_err(KernelError::Namespace)?;
+    let mut open = ObjectBuilder::default().open_memory(OBJECT).map_err(KernelError::Load)?;
+    for mut map in open.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        let size = match name.as_str() {
+            "frontends" => Some(config.frontends),
+            "slots" => Some(config.slots),
+            "peers" | "flows" | "affinities" => Some(config.remembered),
+            _ => None,
+        };
+        if let Some(size) = size {
+            map.set_max_entries(size).map_err(KernelError::Load)?;
+        }
+        if name.ends_with(".rodata") {
+            // `node_netns`, the only constant that is filled in.
+            map.set_initial_value(&netns.to_ne_bytes()).map_err(KernelError::Load)?;
+        } else {
+            map.set_pin_path(maps.join(&name)).map_err(KernelError::Load)?;
+        }
+    }
+    open.load().map_err(KernelError::Load)
+}
+
+fn map(object: &Object, table: Table) -> libbpf_rs::Map<'_> {
+    let found = object.maps().find(|map| map.name() == table.name());
+    found.expect("the object was compiled with every table")
+}
+
+fn remove(object: &Object, table: Table, key: &[u8]) -> Result<(), KernelError> {
+    match map(object, table).delete(key) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other.map_err(|source| KernelError::Map { op: "remove from", table: table.name(), source }),
+    }
+}
+
+/// Entries of one table that go to the kernel together.
+struct Batch<'a> {
+    object: &'a Object,
+    table: Option<Table>,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+    count: usize,
+}
+
+impl Batch<'_> {
+    fn new(object: &Object) -> Batch<'_> {
+        Batch { object, table: None, keys: Vec::new(), values: Vec::new(), count: 0 }
+    }
+
+    fn add(&mut self, table: Table, key: &[u8], value: &[u8]) -> Result<(), KernelError> {
+        if self.table != Some(table) || self.count == BATCH {
+            self.flush()?;
+        }
+        self.table = Some(table);
+        self.keys.extend(key);
+        self.values.extend(value);
+        self.count += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), KernelError> {
+        let Some(table) = self.table.take().filter(|_| self.count > 0) else { return Ok(()) };
+        let map = map(self.object, table);
+        let written = match u32::try_from(self.count) {
+            Ok(1) => map.update(&self.keys, &self.values, MapFlags::ANY),
+            Ok(count) => map.update_batch(&self.keys, &self.values, count, MapFlags::ANY, MapFlags::ANY),
+            Err(_) => Ok(()), // a batch is far smaller
+        };
+        self.keys.clear();
+        self.values.clear();
+        self.count = 0;
+        written.map_err(|source| match source.kind() {
+            ErrorKind::TooBig => KernelError::Full { table: table.name(), most: map.max_entries() },
+            _ => KernelError::Map { op: "write", table: table.name(), source },
+        })
+    }
+}
+
+/// A directory in a bpf file system. If it is in none, one is mounted where its parent is.
+fn have_directory(path: &Path) -> Result<(), KernelError> {
+    let parent = path.parent().unwrap_or(path);
+    let failed = |source| KernelError::Mount { path: parent.to_owned(), source };
+    if !path.is_dir() && statfs(parent).map_or(true, |found| found.filesystem_type() != BPF_FS_MAGIC) {
+        fs::create_dir_all(parent).map_err(failed)?;
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        mount(Some("bpf"), parent, Some("bpf"), flags, Some("mode=0700")).map_err(|error| failed(error.into()))?;
+        info!(at = %parent.display(), "a bpf file system is mounted");
+    }
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(KernelError::Pin { op: "make the directory", path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What libbpf has to say goes to the log.
+fn tell_libbpf() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        libbpf_rs::set_print(Some((PrintLevel::Info, |level, said| match level {
+            PrintLevel::Warn => warn!(said = said.trim_end(), "libbpf"),
+            PrintLevel::Info | PrintLevel::Debug => debug!(said = said.trim_end(), "libbpf"),
+        })));
+    });
+}

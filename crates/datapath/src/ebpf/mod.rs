@@ -1,0 +1,177 @@
+//! The mode eBPF: the application's `connect()` is answered with a pod's address, so that packets inside of the cluster need no
+//! rewriting. What the sockets of this node cannot do (clients from elsewhere, sources to be rewritten, drops) is done to the
+//! packets, by the rules of the mode nftables beneath.
+//!
+//! ```text
+//! NodePlan ─┬▶ program ─▶ change, repair ─▶ kernel (maps, links)     sockets
+//!           │     │           ▲
+//!           │    walk      observe
+//!           └▶ nftables::Program ─▶ ...                              packets
+//! ```
+//!
+//! A packet meets the two in this order: first the socket that makes it, then the rules. What a socket rewrote goes to a
+//! pod's address, which the rules leave alone.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use signpost_core::object::Family;
+use signpost_core::packet::{Packet, Verdict};
+use signpost_core::plan::{NodePlan, PlanChange};
+
+use crate::Datapath;
+use crate::nftables::{self, Nftables, NftablesConfig, NftablesError};
+
+pub mod change;
+pub mod kernel;
+pub mod layout;
+pub mod program;
+pub mod repair;
+mod sys;
+pub mod walk;
+
+#[cfg(test)]
+mod tests;
+
+pub use kernel::{Kernel, KernelConfig, KernelError};
+
+/// What one plan is in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// The maps of the socket hooks.
+    pub sockets: program::Program,
+    /// The rules for packets.
+    pub packets: nftables::Program,
+}
+
+/// A step from one program to another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// In the maps.
+    pub sockets: change::Change,
+    /// In the rules.
+    pub packets: nftables::Change,
+}
+
+/// What the kernel holds.
+#[derive(Debug, Clone, Default)]
+pub struct Observed {
+    /// In the maps.
+    pub sockets: repair::Observed,
+    /// In the rules.
+    pub packets: nftables::Observed,
+}
+
+/// Why the kernel could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum EbpfError {
+    /// The socket hooks.
+    #[error(transparent)]
+    Sockets(#[from] KernelError),
+    /// The rules for packets.
+    #[error(transparent)]
+    Packets(#[from] NftablesError),
+}
+
+/// What both families share: one set of programs and maps.
+#[derive(Debug, Clone)]
+pub struct Node {
+    kernel: Arc<Mutex<Kernel>>,
+    /// How many changes touched the maps and not the rules.
+    maps_alone: Arc<AtomicU32>,
+}
+
+impl Node {
+    /// Of the node that the calling thread is on.
+    pub fn new(config: KernelConfig) -> Node {
+        Node { kernel: Arc::new(Mutex::new(Kernel::new(config))), maps_alone: Arc::default() }
+    }
+
+    /// The programs and maps.
+    pub fn kernel(&self) -> MutexGuard<'_, Kernel> {
+        // After a panic the next comparison puts right what was left half done.
+        self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The mode, for one family, in the network namespace of the thread that calls it.
+#[derive(Debug)]
+pub struct Ebpf {
+    family: Family,
+    node: Node,
+    packets: Nftables,
+}
+
+impl Ebpf {
+    /// For one family of a node.
+    pub fn new(family: Family, node: Node, packets: NftablesConfig) -> Ebpf {
+        Ebpf { family, node, packets: Nftables::new(family, packets) }
+    }
+
+    /// What the socket hooks do to a first connection or datagram of a process on this node or in one of its pods.
+    pub fn walk_socket(&self, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        walk::walk(&program.sockets, packet, remembered)
+    }
+}
+
+impl Datapath for Ebpf {
+    type Program = Program;
+    type Change = Change;
+    type Observed = Observed;
+    type Error = EbpfError;
+
+    fn program(&self, plan: &NodePlan) -> Program {
+        Program { sockets: program::Program::of(plan), packets: nftables::Program::of(plan) }
+    }
+
+    fn change(&self, before: &Program, plan: &PlanChange) -> Change {
+        Change { sockets: change::change(&before.sockets, plan), packets: self.packets.change(&before.packets, plan) }
+    }
+
+    fn advance(&self, program: &mut Program, change: &Change) {
+        change::advance(&mut program.sockets, &change.sockets);
+        self.packets.advance(&mut program.packets, &change.packets);
+    }
+
+    fn repair(&self, want: &Program, have: &Observed) -> Change {
+        Change {
+            sockets: repair::repair(&want.sockets, &have.sockets),
+            packets: self.packets.repair(&want.packets, &have.packets),
+        }
+    }
+
+    /// What becomes of a packet. See [`Ebpf::walk_socket`] for what comes before.
+    fn walk(&self, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        self.packets.walk(&program.packets, packet, remembered)
+    }
+
+    fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {
+        self.packets.udp_frontends(&have.packets)
+    }
+
+    fn observe(&mut self) -> Result<Observed, EbpfError> {
+        let packets = self.packets.observe()?;
+        Ok(Observed { sockets: self.node.kernel().observe(self.family)?, packets })
+    }
+
+    /// The rules first: what a socket leaves alone must be served.
+    fn apply(&mut self, change: &Change) -> Result<(), EbpfError> {
+        self.packets.apply(&change.packets)?;
+        if change.sockets.is_empty() {
+            return Ok(());
+        }
+        self.node.kernel().apply(&change.sockets)?;
+        if change.packets.is_empty() {
+            self.node.maps_alone.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        // Changes of the maps alone count as if they were the rules'.
+        let maps = self.node.maps_alone.load(Ordering::Relaxed);
+        self.packets.generation().map(|rules| rules.wrapping_add(maps))
+    }
+}

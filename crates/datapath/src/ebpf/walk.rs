@@ -1,0 +1,109 @@
+//! Pure. What the kernel programs do with what stands in the maps, step by step as `bpf/choose.h` and `bpf/sockets.bpf.c` do
+//! it. It knows nothing of plans: that it comes to the same verdicts as the walk of the plan shows that the maps say what
+//! the plan means.
+
+use std::cmp::Ordering;
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+
+use signpost_core::object::{Family, Protocol};
+use signpost_core::packet::{Entry, Packet, Rewrite, Verdict};
+use signpost_core::plan::FrontendKey;
+
+use super::layout::{FrontendValue, Key, RouteValue, SetId, Value};
+use super::program::Program;
+
+/// Maps that can be looked into: a program's, or the kernel's.
+pub trait Maps {
+    /// What stands at a key.
+    fn lookup(&self, key: &Key) -> Option<Value>;
+}
+
+impl Maps for Program {
+    fn lookup(&self, key: &Key) -> Option<Value> {
+        match key {
+            Key::Frontend(family, key) if *family == self.family => {
+                self.frontends.get(key).copied().map(Value::Frontend)
+            }
+            Key::Slot(set, index) => {
+                let backend = self.sets.get(set)?.backends.get(usize::try_from(*index).ok()?)?;
+                Some(Value::Backend(backend.address))
+            }
+            Key::NodePortIp(address) => self.node.node_port_ips.contains(address).then_some(Value::Member),
+            Key::Node(family) if *family == self.family => Some(Value::Node(self.node.value)),
+            Key::Frontend(..) | Key::Node(_) => None,
+        }
+    }
+}
+
+/// The verdict of the socket hooks on a first connection or datagram. `remembered` is the backend that the client's living
+/// entry in the map of affinities names. See [`signpost_core::walk::walk_socket`].
+pub fn walk(maps: &impl Maps, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+    if packet.protocol == Protocol::Sctp {
+        return Verdict::NotOurs;
+    }
+    let Some(frontend) = find_frontend(maps, packet.destination, packet.protocol).filter(|found| !found.guarded) else {
+        return Verdict::NotOurs;
+    };
+    let is_node = packet.entry == Entry::Local;
+    let pods_known = matches!(
+        maps.lookup(&Key::Node(Family::of(packet.destination.ip()))),
+        Some(Value::Node(node)) if node.pods_known
+    );
+    let route = match (is_node, pods_known) {
+        (true, _) => frontend.from_node,
+        (false, true) => frontend.from_pod,
+        (false, false) => frontend.from_elsewhere,
+    };
+    match route {
+        RouteValue::Reject => Verdict::Reject,
+        RouteValue::Backends { set, count, masquerade } if is_node || !masquerade => {
+            let remembered = remembered.filter(|to| frontend.affinity_s > 0 && is_backend(maps, set, count, *to));
+            match remembered {
+                Some(to) => Verdict::Rewrite([Rewrite { to, masquerade: false }].into()),
+                None => led_to(maps, set, count),
+            }
+        }
+        RouteValue::Backends { .. } | RouteValue::Drop => Verdict::NotOurs,
+    }
+}
+
+fn find_frontend(maps: &impl Maps, to: SocketAddr, protocol: Protocol) -> Option<FrontendValue> {
+    let port = NonZeroU16::new(to.port())?;
+    let family = Family::of(to.ip());
+    let value = |key| match maps.lookup(&Key::Frontend(family, key)) {
+        Some(Value::Frontend(value)) => Some(value),
+        _ => None,
+    };
+    value(FrontendKey::Address { address: to.ip(), protocol, port }).or_else(|| {
+        maps.lookup(&Key::NodePortIp(to.ip()))?;
+        value(FrontendKey::NodePort { protocol, port })
+    })
+}
+
+/// By halving, as the slots of a set are sorted.
+fn is_backend(maps: &impl Maps, set: SetId, count: u32, backend: SocketAddr) -> bool {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let Some(Value::Backend(found)) = maps.lookup(&Key::Slot(set, middle)) else { return false };
+        match found.cmp(&backend) {
+            Ordering::Equal => return true,
+            Ordering::Less => low = middle + 1,
+            Ordering::Greater => high = middle,
+        }
+    }
+    false
+}
+
+/// Every slot may be drawn; one that is missing lets the kernel look the frontend up again.
+fn led_to(maps: &impl Maps, set: SetId, count: u32) -> Verdict {
+    let backend = |index| match maps.lookup(&Key::Slot(set, index)) {
+        Some(Value::Backend(to)) => Some(Rewrite { to, masquerade: false }),
+        _ => None,
+    };
+    match (0..count).map(backend).collect() {
+        Some(rewrites) => Verdict::Rewrite(rewrites),
+        None => Verdict::NotOurs,
+    }
+}
