@@ -49,6 +49,8 @@ pub struct Surroundings {
     pub outside: Vec<IpAddr>,
     /// What else listens: the API.
     pub others: BTreeSet<SocketAddr>,
+    /// Addresses that the router sends to a node.
+    pub routes: BTreeMap<IpAddr, String>,
 }
 
 /// An address that a scenario's `save` step remembered, one of each family at most.
@@ -58,6 +60,8 @@ pub struct Saved {
     pub addresses: Vec<IpAddr>,
     /// The port, if one was saved with them.
     pub port: Option<u16>,
+    /// A word that is no address.
+    pub word: Option<String>,
 }
 
 /// Why a destination has no address.
@@ -111,6 +115,7 @@ impl Listed {
             pods: self.pods.iter().filter_map(|pod| pod_view(pod, family, listeners)).collect(),
             outside: around.outside.iter().copied().find(of_family),
             others: around.others.iter().copied().filter(|address| of_family(&address.ip())).collect(),
+            routes: around.routes.clone(),
         }
     }
 
@@ -199,7 +204,7 @@ impl Listed {
         match (addresses.first(), found.into_iter().find_map(Result::err)) {
             (Some(first), _) => {
                 let port = Some(first.port()).filter(|port| *port != 0);
-                Ok(Saved { addresses: addresses.iter().map(SocketAddr::ip).collect(), port })
+                Ok(Saved { addresses: addresses.iter().map(SocketAddr::ip).collect(), port, word: None })
             }
             (None, Some(error)) => Err(error),
             (None, None) => Ok(Saved::default()),

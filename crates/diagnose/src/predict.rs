@@ -29,6 +29,8 @@ pub struct ClusterView {
     pub outside: Option<IpAddr>,
     /// What else listens in the lab: the API.
     pub others: BTreeSet<SocketAddr>,
+    /// Addresses on no interface that the router sends to a node, by its name.
+    pub routes: BTreeMap<IpAddr, String>,
 }
 
 /// A node.
@@ -264,7 +266,8 @@ impl Path<'_> {
             self.view.nodes.iter().find(|node| {
                 node.primary == destination || node.pod_cidrs.iter().any(|cidr| cidr.contains(&destination))
             });
-        match next.map(|node| node.name.clone()) {
+        let next = next.map(|node| &node.name).or_else(|| self.view.routes.get(&destination));
+        match next.cloned() {
             Some(name) => self.at_node(&name, flow),
             None if self.view.others.contains(&flow.packet.destination) => {
                 let by = Answerer::Address(flow.packet.destination);

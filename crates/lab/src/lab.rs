@@ -1,7 +1,7 @@
 //! A lab as a whole: starts its parts in order, waits for them, ends them.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -213,11 +213,26 @@ impl Lab {
     /// # Errors
     /// There is no such node.
     pub async fn set_link(&self, node: &str, up: bool) -> Result<(), LabError> {
-        let index = self.node_index(node);
-        let n = index.and_then(|index| u8::try_from(index + 1).ok());
-        let n = n.ok_or_else(|| LabError::NoSuchPlace { place: Place::Node(node.to_owned()) })?;
+        let n = self.node_number(node)?;
         let set = self.network.set_link(n, up).await;
         set.map_err(|source| LabError::Network { what: format!("node {node}"), source })
+    }
+
+    /// Has the router send an address that is on no interface to a node, as if the node had announced it; `None`: no
+    /// longer.
+    ///
+    /// # Errors
+    /// There is no such node, or `ip` refused.
+    pub async fn set_route(&self, address: IpAddr, via: Option<&str>) -> Result<(), LabError> {
+        let n = via.map(|node| self.node_number(node)).transpose()?;
+        let set = self.network.set_route(address, n).await;
+        set.map_err(|source| LabError::Network { what: "the router".to_owned(), source })
+    }
+
+    fn node_number(&self, node: &str) -> Result<u8, LabError> {
+        let index = self.node_index(node);
+        let n = index.and_then(|index| u8::try_from(index + 1).ok());
+        n.ok_or_else(|| LabError::NoSuchPlace { place: Place::Node(node.to_owned()) })
     }
 
     /// Waits until all that the API holds now has taken effect: pods run and show it, controllers have nothing left to

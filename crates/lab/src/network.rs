@@ -1,11 +1,12 @@
 //! The lab's namespaces and links: the map of `topology`, made real.
 
 use std::io;
+use std::net::IpAddr;
 
 use crate::error::LabError;
 use crate::netns::Netns;
 use crate::spawner::Spawner;
-use crate::topology::{Topology, node_port, pod_port};
+use crate::topology::{SEGMENT, Topology, node_port, pod_port};
 
 /// The namespaces of everything but pods. Dropped: they are gone, with all links between them.
 pub struct Network {
@@ -76,6 +77,23 @@ impl Network {
     pub async fn set_link(&self, n: u8, up: bool) -> io::Result<()> {
         let state = if up { "up" } else { "down" };
         self.spawner.ip(&self.router, vec![format!("link set {} {state}", node_port(n))]).await
+    }
+
+    /// Has the router send an address to node `n`, or drop it as before.
+    ///
+    /// # Errors
+    /// `ip` refused.
+    pub async fn set_route(&self, address: IpAddr, n: Option<u8>) -> io::Result<()> {
+        let command = match n {
+            None => format!("route del {address}"),
+            Some(n) => {
+                let via = self.topology.node(n).into_iter().find(|via| via.is_ipv4() == address.is_ipv4());
+                let via =
+                    via.ok_or_else(|| io::Error::other(format!("node {n} has no address of {address}'s family")))?;
+                format!("route replace {address} via {via} dev {SEGMENT}")
+            }
+        };
+        self.spawner.ip(&self.router, vec![command]).await
     }
 }
 

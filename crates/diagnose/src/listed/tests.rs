@@ -41,7 +41,7 @@ fn listed() -> Listed {
 }
 
 fn resolve(text: &str, family: Family) -> Result<String, NoAddress> {
-    let vip = Saved { addresses: vec!["10.96.0.99".parse().unwrap()], port: Some(81) };
+    let vip = Saved { addresses: vec!["10.96.0.99".parse().unwrap()], port: Some(81), word: None };
     let saved = BTreeMap::from([("vip".to_owned(), vip)]);
     listed().resolve(&text.parse().unwrap(), family, &saved).map(|address| address.to_string())
 }

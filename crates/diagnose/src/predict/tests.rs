@@ -31,6 +31,7 @@ fn view() -> ClusterView {
         pods: vec![pod("client", 1, 2), pod("web-1", 1, 3), pod("web-2", 2, 2), host],
         outside: Some("192.0.2.10".parse().unwrap()),
         others: BTreeSet::new(),
+        routes: [("198.51.100.9".parse().unwrap(), "n2".to_owned())].into(),
     }
 }
 
@@ -132,4 +133,13 @@ fn rules_that_go_round_in_circles_end() {
         |node: &str, _: &Packet| rewrite(if node == "n1" { &["172.18.0.12:1"] } else { &["172.18.0.11:1"] }, false);
     let got = predict(&view(), &walk, &"outside".parse().unwrap(), packet("192.0.2.10", "172.18.0.11:30080"));
     assert!(!got.is_empty());
+}
+
+#[test]
+fn an_address_that_the_router_knows_meets_the_rules_of_that_node() {
+    let to = rewrite(&["10.244.1.3:8080"], true);
+    let got = fates("outside", packet("192.0.2.10", "198.51.100.9:80"), "n2", &to);
+    assert_eq!(got, ["web-1 at 10.244.1.3:8080 sees node n2"]);
+    let got = fates("outside", packet("192.0.2.10", "198.51.100.8:80"), "n2", &to);
+    assert_eq!(got, ["no way there and back"]);
 }

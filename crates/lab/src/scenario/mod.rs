@@ -8,6 +8,8 @@
 //! Each probe is answered three ways, and all three must agree with each other and with the expectation.
 
 pub mod check;
+#[cfg(test)]
+mod e2e_cases;
 pub mod echo;
 pub mod expect;
 pub mod format;

@@ -5,6 +5,7 @@ mod attempt;
 mod load;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -13,7 +14,9 @@ use signpost_core::object::Family;
 use self::attempt::Attempts;
 use self::load::Load;
 use super::address::PodName;
-use super::format::{EventStep, FamilyRun, Mode, ObjectStep, PodChange, Scenario, ShortPod, Step, StepKind};
+use super::format::{
+    EventStep, FamilyRun, Mode, ObjectStep, PodChange, RouteStep, SaveFrom, Scenario, ShortPod, Step, StepKind,
+};
 use super::light::pod_object;
 use super::listed::{Listeners, Saved};
 use super::objects::ObjectError;
@@ -71,7 +74,7 @@ impl Run<'_> {
             objects.create(&pod_object(pod)).await.map_err(|error| error.to_string())?;
         }
         for object in &self.scenario.objects {
-            objects.create(object).await.map_err(|error| error.to_string())?;
+            objects.create(&self.filled(object)).await.map_err(|error| error.to_string())?;
         }
         // The first step finds a cluster at rest: a pod that it deletes has run.
         self.stage.settle().await
@@ -94,6 +97,7 @@ impl Run<'_> {
             }
             StepKind::Set { pod, change } => self.set(pod, change).await,
             StepKind::Save(names) => self.save(names).await,
+            StepKind::Route(route) => self.route(route).await,
             StepKind::ExpectObject(expect) => self.expect_object(expect).await,
             StepKind::ExpectEvent(expect) => self.expect_event(expect).await,
             StepKind::Pause(pause) => {
@@ -138,16 +142,22 @@ impl Run<'_> {
         refused.map_or(Ok(()), |pattern| all_refused(pattern, &results))
     }
 
-    /// With the saved addresses in place of texts like `$name`: in a lab that is used again, pods' addresses differ.
+    /// With the saved addresses and words in place of texts like `$name`: in a lab that is used again, pods' addresses
+    /// differ. `$family` is the run's first one, as the API words it.
     fn filled(&self, value: &Value) -> Value {
         match value {
+            Value::String(text) if text == "$family" => match self.first_family() {
+                Family::Ipv4 => json!("IPv4"),
+                Family::Ipv6 => json!("IPv6"),
+            },
             Value::String(text) => {
                 let saved = text.strip_prefix('$').and_then(|name| self.saved.get(name));
                 let families = self.family.families();
                 let address = families
                     .iter()
                     .find_map(|family| saved?.addresses.iter().find(|address| Family::of(**address) == *family));
-                address.map_or_else(|| value.clone(), |address| json!(address))
+                let word = || saved.and_then(|saved| saved.word.as_ref()).map(|word| json!(word));
+                address.map(|address| json!(address)).or_else(word).unwrap_or_else(|| value.clone())
             }
             Value::Array(list) => list.iter().map(|value| self.filled(value)).collect(),
             Value::Object(fields) => fields.iter().map(|(name, value)| (name.clone(), self.filled(value))).collect(),
@@ -175,14 +185,48 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn save(&mut self, names: &BTreeMap<String, String>) -> Result<(), String> {
+    fn first_family(&self) -> Family {
+        self.family.families().first().copied().unwrap_or(Family::Ipv4)
+    }
+
+    async fn save(&mut self, names: &BTreeMap<String, SaveFrom>) -> Result<(), String> {
         self.stage.settle().await?;
         let listed = self.stage.listed().await?;
         for (name, what) in names {
-            // An address alone is enough here.
-            let target = what.parse().or_else(|_| format!("ping://{what}").parse())?;
-            let saved = listed.save(&target, &self.saved).map_err(told)?;
+            let saved = match what {
+                SaveFrom::Words(words) => self.worded(name, words)?,
+                SaveFrom::Place(place) => {
+                    // An address alone is enough here.
+                    let target = place.parse().or_else(|_| format!("ping://{place}").parse())?;
+                    listed.save(&target, &self.saved).map_err(told)?
+                }
+            };
             self.saved.insert(name.clone(), saved);
+        }
+        Ok(())
+    }
+
+    /// The words for the families of this run; those that are addresses may be sent to.
+    fn worded(&self, name: &str, words: &BTreeMap<FamilyRun, String>) -> Result<Saved, String> {
+        let runs = [(FamilyRun::Ipv4, Family::Ipv4), (FamilyRun::Ipv6, Family::Ipv6)];
+        let of_run = runs.into_iter().filter(|(_, family)| self.family.families().contains(family));
+        let words: Vec<&String> = of_run.filter_map(|(run, _)| words.get(&run)).collect();
+        let first = words.first().ok_or_else(|| format!("save: {name} says nothing for {}", self.family))?;
+        let addresses: Vec<IpAddr> = words.iter().filter_map(|word| word.parse().ok()).collect();
+        let word = addresses.is_empty().then(|| (*first).clone());
+        Ok(Saved { addresses, word, ..Saved::default() })
+    }
+
+    async fn route(&mut self, route: &RouteStep) -> Result<(), String> {
+        let addresses = match route.to.strip_prefix('$') {
+            Some(name) => self.saved.get(name).map(|saved| saved.addresses.clone()).unwrap_or_default(),
+            None => route.to.parse().into_iter().collect(),
+        };
+        if addresses.is_empty() {
+            return Err(format!("route: {} is no address", route.to));
+        }
+        for address in addresses {
+            self.stage.set_route(address, route.via.as_deref()).await?;
         }
         Ok(())
     }

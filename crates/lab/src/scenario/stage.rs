@@ -143,6 +143,9 @@ impl Stage {
     /// # Errors
     /// What could not be undone.
     pub async fn sweep(&mut self) -> Result<(), String> {
+        for address in std::mem::take(&mut self.around.routes).into_keys() {
+            self.lab.set_route(address, None).await.map_err(told)?;
+        }
         for node in std::mem::take(&mut self.cut) {
             self.set_link(&node, true).await?;
         }
@@ -272,6 +275,19 @@ impl Stage {
         Ok(())
     }
 
+    /// Has the router send an address to a node, or forget it.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub async fn set_route(&mut self, address: IpAddr, via: Option<&str>) -> Result<(), String> {
+        self.lab.set_route(address, via).await.map_err(told)?;
+        match via {
+            Some(node) => self.around.routes.insert(address, node.to_owned()),
+            None => self.around.routes.remove(&address),
+        };
+        Ok(())
+    }
+
     /// Changes a pod by a merge patch.
     ///
     /// # Errors
@@ -318,6 +334,7 @@ fn surroundings(spec: &LabSpec) -> Surroundings {
         node_addresses: (1..=count).zip(&spec.nodes).map(|(n, node)| (node.name.clone(), of_node(n))).collect(),
         outside: topology.outside(),
         others: topology.api().into_iter().collect(),
+        routes: BTreeMap::new(),
     }
 }
 

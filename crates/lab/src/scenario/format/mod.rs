@@ -21,7 +21,8 @@ use serde_json::Value;
 
 pub use self::expect::{Deviation, Expect, Fails, PeerExpect, Share};
 pub use self::step::{
-    DeleteStep, EventStep, ExecExpect, LoadStep, ObjectRef, ObjectStep, PatchStep, PodChange, Probe, Step, StepKind,
+    DeleteStep, EventStep, ExecExpect, LoadStep, ObjectRef, ObjectStep, PatchStep, PodChange, Probe, RouteStep,
+    SaveFrom, Step, StepKind,
 };
 pub use self::values::{FamilyRun, Listen, Mode, NodeSpec, parse_duration};
 
@@ -34,6 +35,8 @@ pub struct Scenario {
     pub name: String,
     /// The fact it holds and where that is known from.
     pub why: Option<String>,
+    /// The cases of Kubernetes' end-to-end tests that it shows, each as `FILE: TITLE`.
+    pub cases: Vec<String>,
     /// The nodes, in the order of their addresses.
     pub nodes: Vec<NodeSpec>,
     /// One run each.
@@ -131,6 +134,7 @@ pub fn parse(file: &Path, text: &str) -> Result<Scenario, FormatError> {
         file: file.to_owned(),
         name: raw.name,
         why: raw.why,
+        cases: raw.cases,
         nodes: raw.nodes.0,
         families: raw.families,
         modes: raw.modes,

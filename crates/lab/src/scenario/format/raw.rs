@@ -9,6 +9,7 @@ use serde_saphyr::Spanned;
 
 use super::ShortPod;
 use super::expect::{Deviation, Fails};
+use super::step::SaveFrom;
 use super::values::{FamilyRun, Listen, Mode, Nodes, Span};
 
 fn both_families() -> Vec<FamilyRun> {
@@ -36,6 +37,8 @@ fn default_namespace() -> String {
 pub(super) struct Scenario {
     pub name: String,
     pub why: Option<String>,
+    #[serde(default)]
+    pub cases: Vec<String>,
     #[serde(default = "one_node")]
     pub nodes: Nodes,
     #[serde(default = "both_families")]
@@ -96,7 +99,8 @@ pub(super) struct Step {
     pub patch: Option<Patch>,
     pub delete: Option<Delete>,
     pub set: Option<Set>,
-    pub save: Option<BTreeMap<String, String>>,
+    pub save: Option<BTreeMap<String, SaveFrom>>,
+    pub route: Option<Route>,
     pub restart: Option<String>,
     pub kill: Option<String>,
     pub start: Option<String>,
@@ -216,6 +220,13 @@ pub(super) struct ModeChange {
 #[serde(deny_unknown_fields)]
 pub(super) struct Link {
     pub link: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Route {
+    pub to: String,
+    pub via: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::expect::{Expect, pattern};
@@ -47,8 +48,10 @@ pub enum StepKind {
         /// The changes.
         change: PodChange,
     },
-    /// Remembers addresses under names.
-    Save(BTreeMap<String, String>),
+    /// Remembers addresses, or words, under names.
+    Save(BTreeMap<String, SaveFrom>),
+    /// The router sends an address to a node.
+    Route(RouteStep),
     /// A field of an object must have a value.
     ExpectObject(ObjectStep),
     /// An event must be there.
@@ -199,6 +202,25 @@ pub struct EventStep {
     pub within: Duration,
 }
 
+/// What `save` remembers.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum SaveFrom {
+    /// The address of a destination, as a probe's `to` words it.
+    Place(String),
+    /// A word for each family: an address of the file's own choice, a range.
+    Words(BTreeMap<FamilyRun, String>),
+}
+
+/// `route`: what an announcer of the address would have brought about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteStep {
+    /// A saved address (`$name`) or a literal one.
+    pub to: String,
+    /// The node; `None`: the router does not know the address any more.
+    pub via: Option<String>,
+}
+
 /// `load`.
 #[derive(Debug, Clone)]
 pub struct LoadStep {
@@ -253,6 +275,7 @@ fn verbs(raw: &raw::Step) -> Vec<&'static str> {
         ("delete", raw.delete.is_some()),
         ("set", raw.set.is_some()),
         ("save", raw.save.is_some()),
+        ("route", raw.route.is_some()),
         ("restart", raw.restart.is_some()),
         ("kill", raw.kill.is_some()),
         ("start", raw.start.is_some()),
@@ -318,6 +341,9 @@ fn object_verb(raw: raw::Step) -> Result<StepKind, Problem> {
     }
     if let Some(names) = raw.save {
         return Ok(StepKind::Save(names));
+    }
+    if let Some(route) = raw.route {
+        return Ok(StepKind::Route(RouteStep { to: route.to, via: route.via }));
     }
     node_verb(raw)
 }

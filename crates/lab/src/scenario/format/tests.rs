@@ -6,6 +6,7 @@ use super::*;
 const WHOLE: &str = r#"
 name: a Local policy drops where no endpoint is local
 why: kube-proxy drops, it does not reject, when endpoints exist elsewhere
+cases: ["service.go: should be able to up and down services"]
 nodes: 2
 families: [ipv4, dual]
 modes: [nftables]
@@ -21,7 +22,9 @@ objects:
 steps:
   - probe: {from: client, to: "web:80"}
     expect: {reach: [web-1], source: client}
-  - save: {vip: web}
+  - save: {vip: web, range: {ipv4: 10.0.0.0/8}}
+  - route: {to: $vip, via: n1}
+  - route: {to: $vip}
   - delete: {kind: Service, name: web}
   - probe: {from: client, to: "$vip:80", timeout: 500ms}
     expect: {fails: any, mode: {nftables: timeout, ebpf: {reach: [web-1]}}}
@@ -54,8 +57,9 @@ fn every_word_of_the_contract_is_read() {
     assert_eq!(scenario.pods[0].grace_s, Some(30));
     assert_eq!(scenario.pods[0].listen[1].name.as_deref(), Some("http"));
     assert!(!scenario.pods[1].ready);
-    assert_eq!(scenario.steps.len(), 14);
-    assert_eq!(scenario.steps[0].line, 17);
+    assert_eq!(scenario.cases, ["service.go: should be able to up and down services"]);
+    assert_eq!(scenario.steps.len(), 16);
+    assert_eq!(scenario.steps[0].line, 18);
 }
 
 #[test]
