@@ -12,6 +12,7 @@ use crate::Datapath;
 use crate::nftables::chain::Chain;
 use crate::nftables::change::{Change, Load};
 use crate::nftables::element::Data;
+use crate::nftables::hold::Holds;
 use crate::nftables::layout::Set;
 use crate::nftables::observed::{ObservedChain, ObservedHook, Table};
 use crate::nftables::render::layout_name;
@@ -141,7 +142,7 @@ fn transact(table: Option<Table>, change: &Change) -> Result<Table, String> {
         if table.chains.contains_key(&chain.to_string()) != change.chains.rewritten.contains(chain) {
             return Err(format!("chain {chain}: there, or not there, against what is thought"));
         }
-        table.chains.insert(chain.to_string(), chain_of(change.family, *chain));
+        table.chains.insert(chain.to_string(), chain_of(change.family, *chain, &change.chains.holds));
     }
     for set in &change.emptied {
         table.sets.insert(*set, Default::default());
@@ -170,7 +171,9 @@ fn load_table(is_there: bool, load: &Load) -> Result<Table, String> {
     let family = load.program.family;
     let mut table = Table::default();
     table.chains.insert(layout_name(family), ObservedChain::default());
-    table.chains.extend(load.program.all_chains().map(|chain| (chain.to_string(), chain_of(family, chain))));
+    table.chains.extend(
+        load.program.all_chains().map(|chain| (chain.to_string(), chain_of(family, chain, &load.program.holds))),
+    );
     table.sets = Set::ALL.map(|set| (set, Default::default())).into();
     for (set, key, value) in load.program.elements() {
         table.sets.entry(set).or_default().known.insert(key, value);
@@ -178,14 +181,14 @@ fn load_table(is_there: bool, load: &Load) -> Result<Table, String> {
     Ok(table)
 }
 
-fn chain_of(family: Family, chain: Chain) -> ObservedChain {
+fn chain_of(family: Family, chain: Chain, holds: &Holds) -> ObservedChain {
     let hook = chain.hook().map(|hook| ObservedHook {
         kind: "nat".to_owned(),
         hook: hook.number,
         priority: hook.priority,
         accepts: true,
     });
-    ObservedChain { hook, rules: rules(chain).iter().map(|rule| rule.comment(family)).collect() }
+    ObservedChain { hook, rules: rules(chain, holds).iter().map(|rule| rule.comment(family)).collect() }
 }
 
 /// A chain that is jumped to must be there: the kernel removes none that is.
@@ -195,7 +198,8 @@ fn all_targets_exist(table: &Table) -> Result<(), String> {
         if table.chains.contains_key(&to) { Ok(()) } else { Err(format!("{from} leads to {to}, which is not there")) }
     };
     for name in table.chains.keys() {
-        for rule in name.parse().map(rules).unwrap_or_default() {
+        // Those of a hold lead to no chain.
+        for rule in name.parse().map(|chain| rules(chain, &Holds::new())).unwrap_or_default() {
             if let Action::Jump(chain) | Action::Goto(chain) = rule.action {
                 exists(format!("chain {name}"), chain)?;
             }

@@ -278,6 +278,23 @@ fn affinity_is_in_the_plan() {
 }
 
 #[test]
+fn a_client_is_bound_to_what_is_remembered_while_it_may_be_sent_there() {
+    let sticky = stage(config(), web().sticky(10_800), one_local_one_remote());
+    let walk_to = |stage: &Stage, source, destination, remembered: &str| {
+        let packet = packet(Protocol::Tcp, source, destination);
+        walk_remembering(stage.plan(), &packet, Some(remembered.parse().unwrap()))
+    };
+    assert_eq!(walk_to(&sticky, POD, CLUSTER_IP, REMOTE), to(&[REMOTE]));
+    assert_eq!(walk_to(&sticky, OUTSIDE, NODE_PORT, LOCAL), masqueraded(&[LOCAL]));
+    // Gone, or never there, or at another port.
+    for stranger in ["10.180.9.9:8080", "10.180.0.1:9"] {
+        assert_eq!(walk_to(&sticky, POD, CLUSTER_IP, stranger), to(&[LOCAL, REMOTE]));
+    }
+    let plain = stage(config(), web(), one_local_one_remote());
+    assert_eq!(walk_to(&plain, POD, CLUSTER_IP, REMOTE), to(&[LOCAL, REMOTE]));
+}
+
+#[test]
 fn an_external_address_never_takes_a_cluster_address_from_its_service() {
     let thief = service("a-thief", &["10.96.0.66"]).port("http", 80).external_ip("10.96.0.1");
     let mut stage = stage(config(), web(), one_local_one_remote());

@@ -9,7 +9,8 @@
 //! nat-postrouting ─▶ masquerading  └─▶ drop
 //! ```
 //!
-//! A chain serves every frontend with that *number* of backends: there are as many as numbers, not as Services.
+//! A chain serves every frontend with that *number* of backends: there are as many as numbers, not as Services. Only
+//! Services with session affinity have chains of their own.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use signpost_core::object::Protocol;
 use signpost_core::plan::FrontendKey;
 
+use super::hold::HoldId;
 use super::layout::Set;
 
 /// Where a frontend is, which decides the key of its maps.
@@ -66,6 +68,8 @@ pub struct Spread {
     pub count: u32,
     /// Whether the source becomes an address of the node.
     pub masquerade: bool,
+    /// What holds clients to the backend that they were sent to, if they are held.
+    pub hold: Option<HoldId>,
 }
 
 /// What one kind of client meets.
@@ -110,6 +114,9 @@ pub enum Chain {
     Masquerading,
     /// One chain per number of backends, set, place, protocol and masquerade.
     Spread(At, Spread),
+    /// Sends a client to the backend that it was sent to before, or to one of all. One chain per Service port with
+    /// session affinity and list of backends.
+    Affinity(HoldId),
     /// One chain per combination of what the three kinds of clients meet.
     BySource(At, Goals),
 }
@@ -178,7 +185,8 @@ impl fmt::Display for Goal {
                 if spread.set > 0 {
                     write!(f, ".{}", spread.set + 1)?;
                 }
-                f.write_str(if spread.masquerade { "m" } else { "" })
+                f.write_str(if spread.masquerade { "m" } else { "" })?;
+                spread.hold.map_or(Ok(()), |hold| write!(f, "_{hold}"))
             }
         }
     }
@@ -193,11 +201,17 @@ impl FromStr for Goal {
             "drop" => return Ok(Goal::Drop),
             _ => {}
         }
+        let (text, hold) = text.split_once('_').map_or((text, None), |(text, hold)| (text, Some(hold)));
+        let hold = hold.map(HoldId::from_str).transpose()?;
         let (text, masquerade) = text.strip_suffix('m').map_or((text, false), |text| (text, true));
         let (count, set) = text.split_once('.').unwrap_or((text, "1"));
         let count = count.parse().map_err(|_| ChainNameError)?;
         let set = set.parse::<u8>().ok().and_then(|set| set.checked_sub(1)).ok_or(ChainNameError)?;
-        if count == 0 || set > 2 { Err(ChainNameError) } else { Ok(Goal::Spread(Spread { set, count, masquerade })) }
+        if count == 0 || set > 2 {
+            Err(ChainNameError)
+        } else {
+            Ok(Goal::Spread(Spread { set, count, masquerade, hold }))
+        }
     }
 }
 
@@ -223,6 +237,7 @@ impl fmt::Display for Chain {
             Chain::Spread(At { place, protocol }, spread) => {
                 write!(f, "{}spread-{protocol}-{}", place.prefix(), Goal::Spread(*spread))
             }
+            Chain::Affinity(hold) => write!(f, "affinity-{hold}"),
             Chain::BySource(At { place, protocol }, Goals { pod, node, elsewhere }) => {
                 write!(f, "{}by-source-{protocol}-{pod}-{node}-{elsewhere}", place.prefix())
             }
@@ -236,6 +251,9 @@ impl FromStr for Chain {
     fn from_str(name: &str) -> Result<Chain, ChainNameError> {
         if let Some(chain) = Chain::STATIC.into_iter().find(|chain| chain.to_string() == name) {
             return Ok(chain);
+        }
+        if let Some(hold) = name.strip_prefix("affinity-") {
+            return hold.parse().map(Chain::Affinity);
         }
         let (rest, place) =
             name.strip_prefix("nodeport-").map_or((name, Place::Address), |rest| (rest, Place::NodePort));
@@ -284,14 +302,16 @@ mod tests {
 
     #[test]
     fn names_read_back() {
+        let hold = "00c0ffee00c0ffee".parse().ok();
         let goals = [
             Goal::Reject,
             Goal::Drop,
-            Goal::Spread(Spread { set: 0, count: 1, masquerade: false }),
-            Goal::Spread(Spread { set: 1, count: 250, masquerade: true }),
-            Goal::Spread(Spread { set: 2, count: 7, masquerade: false }),
+            Goal::Spread(Spread { set: 0, count: 1, masquerade: false, hold: None }),
+            Goal::Spread(Spread { set: 1, count: 250, masquerade: true, hold }),
+            Goal::Spread(Spread { set: 2, count: 7, masquerade: false, hold }),
         ];
         let mut chains = Chain::STATIC.to_vec();
+        chains.extend(hold.map(Chain::Affinity));
         for place in [Place::Address, Place::NodePort] {
             for (pod, protocol) in
                 goals.into_iter().zip([Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().cycle())
@@ -312,7 +332,8 @@ mod tests {
 
     #[test]
     fn other_names_are_not_ours() {
-        let spreads = ["", "0", "03", "3.1", "3.4", "reject", "3-3"].map(|goal| format!("spread-tcp-{goal}"));
+        let spreads =
+            ["", "0", "03", "3.1", "3.4", "reject", "3-3", "3_", "3_c0ffee"].map(|goal| format!("spread-tcp-{goal}"));
         let others = ["", "x", "spread-", "spread-tcp", "spread-icmp-3", "by-source-tcp-1-1", "nodeport-services"];
         for name in spreads.iter().map(String::as_str).chain(others) {
             assert_eq!(name.parse::<Chain>(), Err(ChainNameError), "{name}");
@@ -321,7 +342,7 @@ mod tests {
 
     #[test]
     fn names_say_what_the_chain_does() {
-        let spread = Spread { set: 1, count: 3, masquerade: true };
+        let spread = Spread { set: 1, count: 3, masquerade: true, hold: None };
         let at = |place, protocol| At { place, protocol };
         let chain = Chain::Spread(at(Place::NodePort, Protocol::Udp), spread);
         assert_eq!(chain.to_string(), "nodeport-spread-udp-3.2m");

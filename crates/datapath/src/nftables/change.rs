@@ -14,6 +14,7 @@ use signpost_core::plan::{FrontendKey, PlanChange, SetChange};
 
 use super::chain::Chain;
 use super::element::{Data, Key, Value};
+use super::hold::Holds;
 use super::layout::Set;
 use super::program::{Entry, Node, Program};
 
@@ -54,6 +55,8 @@ pub struct ChainChange {
     pub rewritten: BTreeSet<Chain>,
     /// Names of those that go. Names, as the kernel may hold one that is none of ours.
     pub removed: BTreeSet<String>,
+    /// What the rules of those that come or are written anew depend on.
+    pub holds: Holds,
 }
 
 /// What becomes of a program.
@@ -188,11 +191,13 @@ struct Builder<'a> {
     change: Change,
     /// How many frontends more, or fewer, need a chain.
     needs: BTreeMap<Chain, i64>,
+    /// Those that changed frontends need.
+    holds: Holds,
 }
 
 impl Builder<'_> {
     fn new(before: &Program) -> Builder<'_> {
-        Builder { before, change: Change::none(before.family), needs: BTreeMap::new() }
+        Builder { before, change: Change::none(before.family), needs: BTreeMap::new(), holds: Holds::new() }
     }
 
     fn frontend(&mut self, key: FrontendKey, after: Option<Entry>) {
@@ -205,6 +210,7 @@ impl Builder<'_> {
                 *self.needs.entry(chain).or_default() += more;
             }
         }
+        self.holds.extend(after.iter().flat_map(|entry| &entry.holds).map(|(id, hold)| (*id, hold.clone())));
         let elements = |entry: Option<&Entry>| -> Vec<_> {
             entry.iter().flat_map(|entry| entry.elements(&key).collect::<Vec<_>>()).collect()
         };
@@ -239,6 +245,9 @@ impl Builder<'_> {
             let before = i64::from(self.before.chains.get(&chain).copied().unwrap_or_default());
             if before == 0 && more > 0 {
                 self.change.chains.added.insert(chain);
+                if let Chain::Affinity(id) = chain {
+                    self.change.chains.holds.extend(self.holds.remove(&id).map(|hold| (id, hold)));
+                }
             } else if before > 0 && before + more == 0 {
                 self.change.chains.removed.insert(chain.to_string());
             }

@@ -17,6 +17,10 @@ pub const MASQUERADE_MARK: u32 = 0x4000;
 /// this in one set are cut off; the API allows some 100,000 pods in a cluster.
 pub const SET_STRIDE: u32 = 1_000_000;
 
+/// So many clients are remembered, of all Services together. The kernel reserves 4 MB for the set; each element takes some
+/// 100 bytes more. Further clients are served, but not remembered.
+pub const AFFINITY_MOST: u32 = 262_144;
+
 /// A set or a map of the table.
 ///
 /// The endpoint maps are one per protocol. A key of `meta l4proto . th dport`, which would do with one map, and a
@@ -52,11 +56,14 @@ pub enum Set {
     ServiceEndpoints(Protocol),
     /// Map: `port . index` -> `address . port` of the backend.
     NodeportEndpoints(Protocol),
+    /// Set: `client . Service port . address . port` of the backend that the client was sent to. Filled by the packets,
+    /// emptied by time; nobody else touches it.
+    Affinity,
 }
 
 impl Set {
     /// All of them.
-    pub const ALL: [Set; 18] = [
+    pub const ALL: [Set; 19] = [
         Set::PodNetworks,
         Set::ServiceCidrs,
         Set::NodeIps,
@@ -75,6 +82,7 @@ impl Set {
         Set::NodeportEndpoints(Protocol::Tcp),
         Set::NodeportEndpoints(Protocol::Udp),
         Set::NodeportEndpoints(Protocol::Sctp),
+        Set::Affinity,
     ];
 
     /// Its name in the kernel.
@@ -98,6 +106,7 @@ impl Set {
             Set::NodeportEndpoints(Protocol::Tcp) => "nodeport-endpoints-tcp",
             Set::NodeportEndpoints(Protocol::Udp) => "nodeport-endpoints-udp",
             Set::NodeportEndpoints(Protocol::Sctp) => "nodeport-endpoints-sctp",
+            Set::Affinity => "affinity",
         }
     }
 
@@ -117,7 +126,13 @@ impl Set {
                 | Set::ClusterIps
                 | Set::HairpinConnections
                 | Set::FirewallSources
+                | Set::Affinity
         )
+    }
+
+    /// Whether packets fill it.
+    pub fn is_dynamic(self) -> bool {
+        self == Set::Affinity
     }
 
     /// Its type and what it is for, as nft declares it.
@@ -151,6 +166,10 @@ impl Set {
             Set::NodeportEndpoints(protocol) => format!(
                 "typeof {protocol} dport . numgen random mod 2 : {ip} daddr . {protocol} dport; comment \
                  \"endpoints by node port and index\""
+            ),
+            Set::Affinity => format!(
+                "type {address} . mark . {address} . inet_service; flags dynamic,timeout; size {AFFINITY_MOST}; comment \
+                 \"clients, Service ports, and the backends they were sent to\""
             ),
         };
         format!("{body};")

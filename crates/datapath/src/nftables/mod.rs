@@ -10,7 +10,7 @@
 //! A packet's frontend is looked up in one map and leads to a chain for its *number* of backends; that chain draws a
 //! number below it, and a second map gives the backend of that frontend and number. So there are two lookups for any
 //! number of Services, an exactly equal choice, and a few hundred chains at most; a change of a Service touches elements
-//! only. All of it is in the nat hooks, which see the first packet of a flow alone: no change cuts an established flow.
+//! only. A Service with session affinity has chains of its own besides, see [`hold`]. All of it is in the nat hooks, which see the first packet of a flow alone: no change cuts an established flow.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -28,6 +28,7 @@ pub mod chain;
 pub mod change;
 pub mod element;
 mod generation;
+pub mod hold;
 pub mod layout;
 mod locate;
 pub mod netlink;

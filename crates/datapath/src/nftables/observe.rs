@@ -89,7 +89,8 @@ impl Socket {
         let mut sets = Vec::new();
         self.get(Get::Rules, &of_table, |rule| table.read_rule(rule))?;
         self.get(Get::Sets, &of_table, |set| sets.extend(table.read_set(set)))?;
-        for set in sets {
+        // What packets put in is theirs, and may be much.
+        for set in sets.into_iter().filter(|set| !set.is_dynamic()) {
             let mut elements = ElementsReader::new(set, self.family);
             self.get(Get::Elements, &[(1, TABLE), (2, set.name())], |message| elements.read(message))?;
             table.sets.insert(set, elements.finish());

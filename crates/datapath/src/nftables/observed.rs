@@ -251,7 +251,7 @@ fn network(from: IpAddr, to: IpAddr) -> Option<IpNet> {
 fn key_of(set: Set, family: Family, bytes: &[u8], end: Option<&[u8]>) -> Option<Key> {
     let fields = Fields(bytes);
     let (key, rest) = match set {
-        Set::PodNetworks | Set::ServiceCidrs => return None,
+        Set::PodNetworks | Set::ServiceCidrs | Set::Affinity => return None,
         Set::NodeIps | Set::NodeportIps | Set::ClusterIps => {
             let (address, rest) = fields.address(family)?;
             (Key::Address(address), rest)

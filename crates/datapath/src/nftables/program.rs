@@ -14,6 +14,7 @@ use signpost_core::plan::{Backend, Backends, Frontend, FrontendKey, NodeFacts, N
 
 use super::chain::{At, Chain, Goal, Goals, Place, Spread};
 use super::element::{Data, Key, Value, comment, disjoint};
+use super::hold::{Hold, HoldId, Holds};
 use super::layout::{SET_STRIDE, Set};
 
 /// The program of one node and one family. Same plan, same program.
@@ -31,6 +32,8 @@ pub struct Program {
     pub frontends: BTreeMap<FrontendKey, Entry>,
     /// The chains that frontends need, and how many need each.
     pub chains: BTreeMap<Chain, u32>,
+    /// What holds clients to backends, for the chains that need it.
+    pub holds: Holds,
 }
 
 /// The node's own sets.
@@ -58,6 +61,8 @@ pub struct Entry {
     pub sets: Vec<Backends>,
     /// Disjoint ranges that may use it; `None`: everyone.
     pub sources: Option<Arc<[IpNet]>>,
+    /// What its goals name; empty without session affinity.
+    pub holds: Holds,
 }
 
 impl Program {
@@ -77,6 +82,7 @@ impl Program {
             hairpins: of_family(family, &plan.local_endpoints),
             frontends: BTreeMap::new(),
             chains: BTreeMap::new(),
+            holds: Holds::new(),
         };
         for (key, frontend) in &plan.frontends {
             if let Some(entry) = Entry::of(family, key, frontend) {
@@ -96,11 +102,15 @@ impl Program {
             hairpins: BTreeSet::new(),
             frontends: BTreeMap::new(),
             chains: BTreeMap::new(),
+            holds: Holds::new(),
         }
     }
 
     /// Puts a frontend in, or takes it out, and keeps count of the chains.
     pub(super) fn set_frontend(&mut self, key: FrontendKey, entry: Option<Entry>) {
+        for (id, hold) in entry.iter().flat_map(|entry| &entry.holds) {
+            self.holds.entry(*id).or_insert_with(|| hold.clone());
+        }
         for chain in entry.iter().flat_map(|entry| entry.chains(&key)) {
             *self.chains.entry(chain).or_default() += 1;
         }
@@ -113,6 +123,9 @@ impl Program {
                 *count -= 1;
                 if *count == 0 {
                     self.chains.remove(&chain);
+                    if let Chain::Affinity(hold) = chain {
+                        self.holds.remove(&hold);
+                    }
                 }
             }
         }
@@ -204,11 +217,14 @@ impl Entry {
         if matches!(key, FrontendKey::Address { address, .. } if Family::of(*address) != family) {
             return None;
         }
-        let mut sets = Vec::new();
+        let (mut sets, mut holds) = (Vec::new(), Holds::new());
         let mut goal = |route: &Route| match &route.target {
             Target::Reject => Goal::Reject,
             Target::Drop => Goal::Drop,
-            Target::Backends(backends) => spread(family, backends, route.masquerade, &mut sets),
+            Target::Backends(backends) => {
+                let goal = spread(family, backends, route.masquerade, &mut sets);
+                hold(goal, key, frontend, &sets, &mut holds)
+            }
         };
         let goals = Goals {
             pod: goal(&frontend.from_pod),
@@ -216,7 +232,7 @@ impl Entry {
             elsewhere: goal(&frontend.from_elsewhere),
         };
         let sources = (!frontend.source_ranges.is_empty()).then(|| disjoint(family, &frontend.source_ranges).into());
-        Some(Entry { service_port: frontend.service_port.clone(), goals, sets, sources })
+        Some(Entry { service_port: frontend.service_port.clone(), goals, sets, sources, holds })
     }
 
     /// Its elements, in order of the sets' use.
@@ -301,7 +317,8 @@ impl Entry {
             Data::Goto(chain @ Chain::BySource(..)) => Some(chain),
             _ => None,
         };
-        spreads.chain(first).collect()
+        let holds = self.holds.keys().map(|hold: &HoldId| Chain::Affinity(*hold));
+        spreads.chain(first).chain(holds).collect()
     }
 }
 
@@ -320,5 +337,16 @@ fn spread(family: Family, backends: &Backends, masquerade: bool, sets: &mut Vec<
         sets.push(backends.clone());
         sets.len() - 1
     });
-    Goal::Spread(Spread { set: u8::try_from(number).unwrap_or_default(), count, masquerade })
+    Goal::Spread(Spread { set: u8::try_from(number).unwrap_or_default(), count, masquerade, hold: None })
+}
+
+/// The same goal with what holds clients to one of its backends, if the frontend asks for that.
+fn hold(goal: Goal, key: &FrontendKey, frontend: &Frontend, sets: &[Backends], holds: &mut Holds) -> Goal {
+    let (Goal::Spread(spread), Some(timeout)) = (goal, frontend.affinity) else { return goal };
+    let Some(backends) = sets.get(usize::from(spread.set)) else { return goal };
+    let backends = backends.iter().map(|backend| backend.address);
+    let hold = Hold::new(&frontend.service_port, At::of(key).protocol, timeout, backends);
+    let id = hold.id();
+    holds.insert(id, hold);
+    Goal::Spread(Spread { hold: Some(id), ..spread })
 }

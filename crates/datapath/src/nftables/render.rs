@@ -8,6 +8,7 @@ use signpost_core::object::Family;
 use super::chain::Chain;
 use super::change::{Change, Load};
 use super::element::{Data, Key, Value};
+use super::hold::Holds;
 use super::layout::{Set, TABLE, fingerprint, ip};
 use super::rule::rules;
 
@@ -41,7 +42,7 @@ pub fn render(change: &Change, out: &mut dyn Write) -> io::Result<()> {
     for chain in &chains.rewritten {
         script.line(&format!("flush chain {} {chain}", script.table))?;
     }
-    script.add_rules(chains.added.iter().chain(&chains.rewritten).copied())?;
+    script.add_rules(chains.added.iter().chain(&chains.rewritten).copied(), &chains.holds)?;
     for set in &change.emptied {
         let kind = if set.is_map() { "map" } else { "set" };
         script.line(&format!("flush {kind} {} {set}", script.table))?;
@@ -84,7 +85,7 @@ impl Script<'_> {
         self.line(&format!("add chain {table} {}", layout_name(self.family)))?;
         let chains: BTreeSet<Chain> = load.program.all_chains().collect();
         self.add_chains(&chains)?;
-        self.add_rules(load.program.all_chains())?;
+        self.add_rules(load.program.all_chains(), &load.program.holds)?;
         // A pass per set: long lines of one set, without holding the elements of all.
         for set in Set::ALL {
             let elements = load.program.elements().filter(|(of, ..)| *of == set);
@@ -106,9 +107,9 @@ impl Script<'_> {
         Ok(())
     }
 
-    fn add_rules(&mut self, chains: impl Iterator<Item = Chain>) -> io::Result<()> {
+    fn add_rules(&mut self, chains: impl Iterator<Item = Chain>, holds: &Holds) -> io::Result<()> {
         for chain in chains {
-            for rule in rules(chain) {
+            for rule in rules(chain, holds) {
                 let (text, comment) = (rule.text(self.family), rule.comment(self.family));
                 self.line(&format!("add rule {} {chain} {text} comment \"{comment}\"", self.table))?;
             }

@@ -53,7 +53,7 @@ fn is_plain(name: &str) -> bool {
 
 fn chains(change: &mut Change, want: &Program, table: &Table) {
     for chain in want.all_chains() {
-        let wanted = rules(chain).into_iter().map(|rule| rule.comment(want.family));
+        let wanted = rules(chain, &want.holds).into_iter().map(|rule| rule.comment(want.family));
         match table.chains.get(&chain.to_string()) {
             None => {
                 change.chains.added.insert(chain);
@@ -65,6 +65,13 @@ fn chains(change: &mut Change, want: &Program, table: &Table) {
             }
         }
     }
+    let written = change.chains.added.iter().chain(&change.chains.rewritten);
+    let holds = written.filter_map(|chain| match chain {
+        Chain::Affinity(id) => want.holds.get_key_value(id),
+        _ => None,
+    });
+    let holds = holds.map(|(id, hold)| (*id, hold.clone())).collect();
+    change.chains.holds = holds;
     let is_wanted = |name: &str| name.parse().is_ok_and(|chain| want.has_chain(chain));
     let others = table.chains.keys().filter(|name| !name.starts_with(LAYOUT_PREFIX) && !is_wanted(name));
     change.chains.removed.extend(others.cloned());
@@ -72,7 +79,7 @@ fn chains(change: &mut Change, want: &Program, table: &Table) {
 
 fn elements(change: &mut Change, want: &Program, table: &Table) {
     let none = Elements::default();
-    for (set, found) in &table.sets {
+    for (set, found) in table.sets.iter().filter(|(set, _)| !set.is_dynamic()) {
         if found.foreign {
             change.emptied.insert(*set);
             continue;

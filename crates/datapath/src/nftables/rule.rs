@@ -1,8 +1,12 @@
 //! Pure. The rules of each chain, as values: what `render` writes and `walk` follows.
 
+use std::borrow::Cow;
+use std::net::SocketAddr;
+
 use signpost_core::object::Family;
 
 use super::chain::{At, Chain, Goal, Goals, Place, Spread};
+use super::hold::{Held, Holds};
 use super::layout::{MASQUERADE_MARK, SET_STRIDE, Set, fingerprint, ip};
 
 /// What a rule asks of a packet.
@@ -20,6 +24,10 @@ pub enum Match {
     Marked,
     /// TCP.
     Tcp,
+    /// The client was sent to this backend, and not too long ago.
+    Held(Held),
+    /// Once in so many times.
+    OneIn(u32),
 }
 
 /// What a rule does to a packet that it matches.
@@ -47,25 +55,28 @@ pub enum Action {
     Masquerade,
     /// The destination becomes what the map of endpoints holds for it at a random index; nothing if it holds none there.
     Dnat(At, Spread),
+    /// The destination becomes this backend, and the client is remembered for it, anew if it was. Nothing if the set is
+    /// full.
+    Hold(Held),
 }
 
 /// A rule: what it asks, what it does, and why, for the reader of a listing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// All must hold. At most one of them, now.
     pub matches: Option<Match>,
     /// What happens then.
     pub action: Action,
     /// In words.
-    pub why: &'static str,
+    pub why: Cow<'static, str>,
 }
 
 const fn rule(matches: Option<Match>, action: Action, why: &'static str) -> Rule {
-    Rule { matches, action, why }
+    Rule { matches, action, why: Cow::Borrowed(why) }
 }
 
-/// The rules of a chain, in order.
-pub fn rules(chain: Chain) -> Vec<Rule> {
+/// The rules of a chain, in order; of a hold's, if it is among `holds`.
+pub fn rules(chain: Chain, holds: &Holds) -> Vec<Rule> {
     match chain {
         Chain::NatPrerouting | Chain::NatOutput => {
             vec![rule(None, Action::Jump(Chain::Services), "is it for a Service?")]
@@ -95,8 +106,11 @@ pub fn rules(chain: Chain) -> Vec<Rule> {
         Chain::Spread(at, spread) => {
             let mark = rule(None, Action::Mark, "to be masqueraded");
             let dnat = rule(None, Action::Dnat(at, spread), "one of so many, each as likely");
-            if spread.masquerade { vec![mark, dnat] } else { vec![dnat] }
+            let held = spread.hold.map(|hold| rule(None, Action::Jump(Chain::Affinity(hold)), "was it here before?"));
+            let mark = spread.masquerade.then_some(mark);
+            mark.into_iter().chain(held).chain([dnat]).collect()
         }
+        Chain::Affinity(hold) => holds.get(&hold).map(super::hold::Hold::rules).unwrap_or_default(),
         Chain::BySource(at, goals) => by_source(at, goals),
     }
 }
@@ -156,6 +170,8 @@ impl Rule {
             Some(Match::FrontendAndSource(set)) => format!("{} . {ip} saddr @{set} ", frontend(Place::Address, ip)),
             Some(Match::Marked) => format!("meta mark and {MASQUERADE_MARK:#x} == {MASQUERADE_MARK:#x} "),
             Some(Match::Tcp) => "meta l4proto tcp ".to_owned(),
+            Some(Match::Held(held)) => is_held(held, ip),
+            Some(Match::OneIn(count)) => format!("numgen random mod {count} == 0 "),
         };
         let action = match self.action {
             Action::Vmap(place, set) => format!("{} vmap @{set}", frontend(place, ip)),
@@ -174,6 +190,13 @@ impl Rule {
                 let address = if at.place == Place::Address { format!("{ip} daddr . ") } else { String::new() };
                 format!("dnat {ip} to {address}{protocol} dport . numgen random mod {count}{offset} map @{map}")
             }
+            Action::Hold(Held { protocol, service, to, timeout_s }) => {
+                let (address, port, set) = (to.ip(), to.port(), Set::Affinity);
+                format!(
+                    "meta l4proto {protocol} update @{set} {{ {ip} saddr . {service:#x} . {address} . {port} timeout \
+                     {timeout_s}s }} dnat {ip} to {to}"
+                )
+            }
         };
         format!("{matches}{action}")
     }
@@ -183,6 +206,19 @@ impl Rule {
     pub fn comment(&self, family: Family) -> String {
         format!("{} #{:08x}", self.why, fingerprint([self.text(family).as_str()]))
     }
+}
+
+/// nft takes no constant in a key that is looked up. A field of the packet of which no bit is kept, with the constant put
+/// in, is one.
+fn is_held(held: Held, ip: &str) -> String {
+    let (address, port) = (held.to.ip(), held.to.port());
+    let nothing = if matches!(held.to, SocketAddr::V4(_)) { "0.0.0.0" } else { "::" };
+    format!(
+        "{ip} saddr . meta mark and 0x0 xor {:#x} . {ip} daddr and {nothing} xor {address} . th dport and 0x0 xor {port} \
+         @{} ",
+        held.service,
+        Set::Affinity
+    )
 }
 
 fn frontend(place: Place, ip: &str) -> String {

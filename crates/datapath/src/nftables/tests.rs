@@ -2,11 +2,12 @@
 //! was left with becomes what is wanted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use signpost_core::object::Family;
 use signpost_core::plan::{Frontend, NodePlan, PlanChange};
-use signpost_core::walk::walk as plan_walk;
+use signpost_core::walk::walk_remembering;
 
 use super::change::{Change, advance, change, diff};
 use super::element::{Data, Key, Value, comment};
@@ -19,18 +20,22 @@ use super::rule::rules;
 use super::walk::walk;
 use crate::Datapath;
 use crate::fake::{FakeNftables, Fault};
-use crate::strategies::{between, packet, plan, plan_and_changes, plan_of, service, services};
+use crate::strategies::{between, packet, places, plan, plan_and_changes, plan_of, service, services};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
     fn the_rules_do_what_the_plan_says(
-        (plan, packets) in plan().prop_flat_map(|plan| (Just(plan.clone()), prop::collection::vec(packet(plan.family), 20)))
+        (plan, packets) in plan().prop_flat_map(|plan| (Just(plan.clone()), prop::collection::vec(packet(plan.family), 20))),
+        at: prop::sample::Index,
     ) {
         let program = Program::of(&plan);
         for packet in &packets {
-            prop_assert_eq!(walk(&program, packet, None), plan_walk(&plan, packet), "{:?}", packet);
+            for remembered in [None, Some(*at.get(&places(plan.family)))] {
+                let wanted = walk_remembering(&plan, packet, remembered);
+                prop_assert_eq!(walk(&program, packet, remembered), wanted, "{:?} {:?}", packet, remembered);
+            }
         }
     }
 
@@ -146,7 +151,7 @@ proptest! {
 
 fn sizes(program: &Program) -> (usize, usize, usize) {
     let chains = program.all_chains().count();
-    (program.elements().count(), chains, program.all_chains().map(|chain| rules(chain).len()).sum())
+    (program.elements().count(), chains, program.all_chains().map(|chain| rules(chain, &program.holds).len()).sum())
 }
 
 #[test]
@@ -160,6 +165,17 @@ fn size_budget() {
     let mut plan = services(Family::Ipv4, 0, 0);
     plan.frontends.extend((1..=250).map(|count| service(Family::Ipv4, count, 0..count)));
     assert_eq!(sizes(&Program::of(&plan)).1, 7 + 3 * 250);
+}
+
+#[test]
+fn size_budget_with_affinity() {
+    let size = |count| {
+        let mut plan = services(Family::Ipv4, count, 10);
+        plan.frontends.values_mut().for_each(|frontend| frontend.affinity = Some(Duration::from_secs(10)));
+        sizes(&Program::of(&plan))
+    };
+    assert_eq!(size(1), (3 + 12, 7 + 4, 17 + 7 + 20));
+    assert_eq!(size(1_000), (3 + 12_000, 7 + 4_000, 17 + 27_000));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use super::program::Program;
 use super::rule::{Action, Match, offset, rules};
 
 /// The verdict of a program's rules on the first packet of a flow from a client that was last sent to `remembered`.
-pub fn walk(program: &Program, packet: &Packet, _remembered: Option<SocketAddr>) -> Verdict {
+pub fn walk(program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
     let (source, destination) = (packet.source.ip(), packet.destination.ip());
     if Family::of(source) != program.family || Family::of(destination) != program.family {
         // The other family's table sees it.
@@ -29,8 +29,8 @@ pub fn walk(program: &Program, packet: &Packet, _remembered: Option<SocketAddr>)
         Entry::Interface => Chain::NatPrerouting,
         Entry::Local => Chain::NatOutput,
     };
-    let mut walker =
-        Walker { program, protocol: packet.protocol, source, destination: packet.destination, is_marked: false };
+    let (protocol, destination) = (packet.protocol, packet.destination);
+    let mut walker = Walker { program, protocol, source, destination, is_marked: false, remembered };
     match walker.chain(base) {
         None | Some(Fate::Masquerade) => Verdict::NotOurs,
         Some(Fate::Reject) => Verdict::Reject,
@@ -65,13 +65,17 @@ struct Walker<'a> {
     source: IpAddr,
     destination: SocketAddr,
     is_marked: bool,
+    /// The backend that the client was last sent to.
+    remembered: Option<SocketAddr>,
 }
 
 impl Walker<'_> {
     /// Goes through a chain; `None`: back to where it was jumped to from.
     fn chain(&mut self, chain: Chain) -> Option<Fate> {
         debug_assert!(self.program.has_chain(chain), "the kernel refuses a rule that names a chain that is not there");
-        for rule in rules(chain) {
+        // Where chance may have sent it already.
+        let mut sent = BTreeSet::new();
+        for rule in rules(chain, &self.program.holds) {
             if !rule.matches.is_none_or(|asked| self.matches(asked)) {
                 continue;
             }
@@ -104,6 +108,13 @@ impl Walker<'_> {
                         return Some(Fate::Dnat(to));
                     }
                 }
+                Action::Hold(held) if held.protocol == self.protocol => {
+                    sent.insert(held.to);
+                    if !matches!(rule.matches, Some(Match::OneIn(2..))) {
+                        return Some(Fate::Dnat(sent));
+                    }
+                }
+                Action::Hold(_) => {}
             }
         }
         None
@@ -121,6 +132,8 @@ impl Walker<'_> {
             }),
             Match::Marked => self.is_marked,
             Match::Tcp => self.protocol == Protocol::Tcp,
+            Match::Held(held) => self.remembered == Some(held.to),
+            Match::OneIn(_) => true,
         }
     }
 

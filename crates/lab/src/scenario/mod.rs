@@ -14,6 +14,7 @@ pub mod echo;
 pub mod expect;
 pub mod format;
 pub mod light;
+mod memory;
 pub mod objects;
 pub mod pool;
 pub mod probe;

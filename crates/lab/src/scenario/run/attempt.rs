@@ -1,6 +1,7 @@
 //! A probe step: the packet's fate by the plan, by the program, and by the kernel, compared with each other and with what
 //! is expected.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -8,14 +9,18 @@ use std::time::{Duration, Instant};
 
 use signpost_core::object::{Family, Protocol};
 use signpost_core::packet::{Entry, Packet, Verdict};
+use signpost_core::plan::NodePlan;
+use signpost_core::walk::{walk, walk_remembering};
 
 use super::Run;
 use crate::scenario::address::{Scheme, Source};
 use crate::scenario::expect::{
-    MIN_TRIES, Outcome, Setting, kernel_agrees, outcomes_hold, prediction_holds, tries_for_shares, tries_to_see_all,
+    Answer, MIN_TRIES, Outcome, Setting, kernel_agrees, outcomes_hold, prediction_holds, tries_for_shares,
+    tries_to_see_all,
 };
 use crate::scenario::format::{Expect, Probe};
 use crate::scenario::listed::NoAddress;
+use crate::scenario::memory::{Asked, Client, Memory};
 use crate::scenario::predict::{ClusterView, Prediction, predict};
 use crate::scenario::probe::{self, Kept, Message, Shot};
 use crate::scenario::stage::told;
@@ -24,6 +29,7 @@ use crate::scenario::stage::told;
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
     kept: BTreeMap<String, KeptOne>,
+    memory: Memory,
 }
 
 #[derive(Debug)]
@@ -40,6 +46,8 @@ struct Predictions {
     program: Prediction,
     /// Each fate has the same chance: no affinity holds the client to one.
     spread: bool,
+    /// Whom the nodes on the way remember.
+    asked: Vec<Asked>,
 }
 
 /// Time between two attempts of a probe with `within`.
@@ -100,6 +108,7 @@ impl Run<'_> {
         };
         let predictions = self.predictions(probe, &view, from, &to.scheme, &shot).await?;
         let outcomes = self.fire(probe, expect, &view, from, &shot, predictions.as_ref()).await?;
+        self.attempts.remember(predictions.as_ref(), &outcomes);
         let setting = Setting { view: &view, sender: from };
         let problem = compare(expect, predictions.as_ref(), &outcomes, setting);
         match problem {
@@ -144,21 +153,29 @@ impl Run<'_> {
             entry: Entry::Interface,
         };
         let family = Family::of(source);
-        let spread = std::cell::Cell::new(true);
+        let (asked, now) = (RefCell::new(Vec::new()), Instant::now());
+        let remembered = |node: &str, packet: &Packet| {
+            let plan = &self.stage.programmed(node, family)?.plan;
+            let ask = ask(node, plan, packet)?;
+            let bound = self.attempts.memory.bound(&ask, now);
+            asked.borrow_mut().push(ask);
+            bound
+        };
         let by_plan = |node: &str, packet: &Packet| {
-            let Some(programmed) = self.stage.programmed(node, family) else { return Verdict::NotOurs };
-            let frontend = signpost_core::walk::frontend(&programmed.plan, packet);
-            if frontend.is_some_and(|(_, frontend)| frontend.affinity.is_some()) {
-                spread.set(false);
-            }
-            signpost_core::walk::walk(&programmed.plan, packet)
+            let remembered = remembered(node, packet);
+            let programmed = self.stage.programmed(node, family);
+            programmed.map_or(Verdict::NotOurs, |programmed| walk_remembering(&programmed.plan, packet, remembered))
         };
         let plan = predict(view, &by_plan, from, packet);
         let by_program = |node: &str, packet: &Packet| {
-            self.stage.programmed(node, family).map_or(Verdict::NotOurs, |programmed| programmed.walk(packet, None))
+            let remembered = remembered(node, packet);
+            let programmed = self.stage.programmed(node, family);
+            programmed.map_or(Verdict::NotOurs, |programmed| programmed.walk(packet, remembered))
         };
         let program = predict(view, &by_program, from, packet);
-        Predictions { plan, program, spread: spread.get() }
+        let asked = asked.into_inner();
+        let spread = asked.iter().all(|asked| asked.timeout.is_none());
+        Predictions { plan, program, spread, asked }
     }
 
     async fn fire(
@@ -237,6 +254,37 @@ impl Run<'_> {
         self.attempts.kept.insert(name.to_owned(), one);
         Ok(())
     }
+}
+
+impl Attempts {
+    /// Takes in where clients were sent. Whoever was not answered may be remembered for a backend that nobody saw.
+    fn remember(&mut self, predictions: Option<&Predictions>, outcomes: &[Outcome]) {
+        let now = Instant::now();
+        for asked in predictions.iter().flat_map(|predictions| &predictions.asked) {
+            for outcome in outcomes {
+                match outcome {
+                    Outcome::Answered(Answer { reached: Some(backend), .. }) => {
+                        self.memory.reached(asked, *backend, now);
+                    }
+                    _ => self.memory.forget(&asked.client),
+                }
+            }
+        }
+    }
+}
+
+/// Whom a node may remember if it gets this packet; `None` if no backend gets it.
+fn ask(node: &str, plan: &NodePlan, packet: &Packet) -> Option<Asked> {
+    let (_, frontend) = signpost_core::walk::frontend(plan, packet)?;
+    let Verdict::Rewrite(rewrites) = walk(plan, packet) else { return None };
+    let client = Client {
+        node: node.to_owned(),
+        service_port: frontend.service_port.clone(),
+        protocol: packet.protocol,
+        source: packet.source.ip(),
+    };
+    let allowed = rewrites.iter().map(|rewrite| rewrite.to).collect();
+    Some(Asked { client, allowed, timeout: frontend.affinity })
 }
 
 /// A port that a packet of a probe without `sourcePort` has in the walks: none looks at it.
