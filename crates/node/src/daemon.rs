@@ -34,6 +34,7 @@ use crate::metrics::Metrics;
 use crate::mode::{self, Mode, ModeError};
 use crate::progress::Progress;
 use crate::server::{self, Question, Shared};
+use crate::service_health::ServiceHealth;
 use crate::sync::{SyncLoop, SyncOptions};
 use crate::{addresses, process, sys};
 
@@ -239,6 +240,14 @@ async fn serve<D>(
         }
     }
     listening.spawn(succeed_other_mode(mode, progress.clone()));
+    let health = ServiceHealth::new(
+        options.node.clone(),
+        options.sync_period,
+        progress.clone(),
+        metrics.clone(),
+        Some(reporter.clone()),
+    );
+    listening.spawn(health.serve());
     let cluster_cidrs = match &options.pods {
         PodRanges::Cluster(ranges) => ranges.clone(),
         PodRanges::Node => Vec::new(),

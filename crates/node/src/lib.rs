@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! config ─▶ daemon ─┬─ cluster::watch, addresses ─▶ sync ─▶ datapath
+//!                   ├─ service_health: healthCheckNodePort of Services
 //!                   └─ server: /healthz /livez, /metrics /proxyMode /programmed /plan /program /rules
 //! ```
 
@@ -15,6 +16,7 @@ pub mod process;
 pub mod progress;
 pub mod rules;
 pub mod server;
+pub mod service_health;
 pub mod sync;
 mod sys;
 

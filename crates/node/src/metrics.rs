@@ -36,6 +36,15 @@ struct Numbers {
     malformed: BTreeMap<&'static str, u64>,
     healthz: BTreeMap<u16, u64>,
     livez: BTreeMap<u16, u64>,
+    service_health: ServiceHealth,
+}
+
+/// Listeners for health checks of Services.
+#[derive(Debug, Default)]
+struct ServiceHealth {
+    listening: usize,
+    failed: usize,
+    failures: u64,
 }
 
 #[derive(Debug)]
@@ -79,6 +88,7 @@ impl Metrics {
                 malformed: BTreeMap::new(),
                 healthz: BTreeMap::new(),
                 livez: BTreeMap::new(),
+                service_health: ServiceHealth::default(),
             }),
         }
     }
@@ -98,6 +108,18 @@ impl Metrics {
     /// A malformed object of this kind came in.
     pub fn malformed(&self, kind: &'static str) {
         *self.numbers().malformed.entry(kind).or_default() += 1;
+    }
+
+    /// So many health checks of Services are listened for, and so many are not since that failed.
+    pub fn service_health(&self, listening: usize, failed: usize) {
+        let mut numbers = self.numbers();
+        numbers.service_health.listening = listening;
+        numbers.service_health.failed = failed;
+    }
+
+    /// To listen for health checks of a Service failed.
+    pub fn service_health_failed(&self) {
+        self.numbers().service_health.failures += 1;
     }
 
     /// A change waits for the kernel.
@@ -258,6 +280,14 @@ impl Numbers {
             text.head(&pending, "gauge", "Changes that are not in the kernel yet");
             text.sample(&pending, &[], changes.pending as f64);
         }
+        let ServiceHealth { listening, failed, failures } = self.service_health;
+        let name = "signpost_service_health_listeners";
+        text.head(name, "gauge", "Listeners for healthCheckNodePort");
+        text.sample(name, &[("state", "listening")], listening as f64);
+        text.sample(name, &[("state", "failed")], failed as f64);
+        let name = "signpost_service_health_listen_failures_total";
+        text.head(name, "counter", "Tries to listen for healthCheckNodePort that failed");
+        text.sample(name, &[], failures as f64);
         text.head("signpost_malformed_objects_total", "counter", "Objects of which something could not be served");
         for (kind, count) in &self.malformed {
             text.sample("signpost_malformed_objects_total", &[("kind", kind)], *count as f64);

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use signpost_core::store::Kind;
 use tokio::sync::watch;
 
+use crate::sync::Checks;
+
 /// The highest resourceVersion of each kind, up to which everything is known. Zero: nothing yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -68,13 +70,18 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Progress {
     programmed: watch::Sender<Option<Revisions>>,
+    checks: watch::Sender<Checks>,
     health: Mutex<Health>,
 }
 
 impl Progress {
     /// Nothing is programmed yet.
     pub fn new() -> Progress {
-        Progress { programmed: watch::Sender::new(None), health: Mutex::new(Health::default()) }
+        Progress {
+            programmed: watch::Sender::new(None),
+            checks: watch::Sender::new(Checks::new()),
+            health: Mutex::new(Health::default()),
+        }
     }
 
     /// What is seen and in the kernel, in every family; `None`: nothing yet.
@@ -85,6 +92,19 @@ impl Progress {
     /// Follows [`Progress::programmed`].
     pub fn follow(&self) -> watch::Receiver<Option<Revisions>> {
         self.programmed.subscribe()
+    }
+
+    /// Follows what health checks of Services are to answer.
+    pub fn checks(&self) -> watch::Receiver<Checks> {
+        self.checks.subscribe()
+    }
+
+    pub(crate) fn publish_checks(&self, checks: Checks) {
+        self.checks.send_if_modified(|current| {
+            let changed = *current != checks;
+            *current = checks;
+            changed
+        });
     }
 
     /// Whether all is well.

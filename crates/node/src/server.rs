@@ -131,7 +131,7 @@ pub async fn listen(address: SocketAddr, router: Router) {
 }
 
 /// Takes connections for ever; those that are over the limit wait in the kernel's queue.
-async fn accept(listener: TcpListener, router: Router) {
+pub(crate) async fn accept(listener: TcpListener, router: Router) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     // Ends them when the listener is dropped.
     let mut connections = JoinSet::new();

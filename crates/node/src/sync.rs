@@ -9,6 +9,7 @@
 //! [`SyncLoop`] has no clock and no task: it is told the time, does one step, and says when it wants the next. What
 //! drives it is `daemon`. So a test with a fake kernel sees every step.
 
+mod checks;
 mod family;
 mod pace;
 
@@ -31,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::mode::Mode;
 use crate::progress::{Outcome, Progress, Revisions};
 use crate::rules::{FamilyListing, Listing, rows};
+pub use checks::{Checks, HealthChecks};
 pub use family::FamilySync;
 use pace::{Pace, Retry};
 
@@ -67,6 +69,7 @@ pub struct SyncLoop<D: Datapath> {
     config: NodeConfig,
     store: Store,
     families: Vec<FamilySync<D>>,
+    checks: HealthChecks,
     /// The node as it was last, should its object be deleted under us.
     own: Option<Node>,
     /// All is known that the first comparison needs; from then on the kernel is kept in step.
@@ -112,6 +115,7 @@ impl<D: Datapath> SyncLoop<D> {
             config,
             store: Store::new(),
             families,
+            checks: HealthChecks::default(),
             own: None,
             started: false,
             waiting_since: None,
@@ -210,6 +214,7 @@ impl<D: Datapath> SyncLoop<D> {
     fn sync(&mut self, compare: bool, generation: Option<u32>, clock: &mut dyn FnMut() -> Instant) {
         let now = clock();
         let dirty = self.store.take_dirty();
+        self.checks.update(&self.store, &dirty, &self.options.node);
         let mut outcomes = Vec::with_capacity(self.families.len());
         for family in &mut self.families {
             let began = clock();
@@ -372,6 +377,8 @@ impl<D: Datapath> SyncLoop<D> {
         self.metrics.programmed(&self.triggers_ms);
         self.triggers_ms.clear();
         self.progress.health().updated();
+        let addresses = self.families.iter().map(|family| (family.family(), &family.plan().node_port_addresses));
+        self.progress.publish_checks(self.checks.checks(addresses));
         self.progress.publish(self.seen);
     }
 }

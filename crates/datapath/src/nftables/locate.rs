@@ -25,7 +25,7 @@ pub fn locate(
     let entries = keys.iter().filter_map(|key| Some((*key, program.frontends.get(key)?)));
     let locations = entries.map(|(key, entry)| {
         let elements = entry.elements(&key).map(|(set, name, value)| element(program.family, have, set, name, &value));
-        let chains = entry.chains(&key).into_iter().map(|chain| self::chain(program.family, have, chain));
+        let chains = entry.chains(&key).into_iter().map(|chain| self::chain(program, have, chain));
         // Endpoints come last in the kernel's way and are many: chains stand before them.
         let (first, last): (Vec<Location>, Vec<Location>) = elements.partition(|at| !at.name.contains("-endpoints-"));
         (key, first.into_iter().chain(chains).chain(last).collect())
@@ -51,15 +51,16 @@ fn location(family: Family, set: Set, key: Key, data: Data, held: bool) -> Locat
     Location { kind: Place::Map, name, entry: key.to_string(), leads_to, held }
 }
 
-fn chain(family: Family, have: &Observed, chain: Chain) -> Location {
+fn chain(program: &Program, have: &Observed, chain: Chain) -> Location {
+    let family = program.family;
     let found = have.table.as_ref().and_then(|table| table.chains.get(&chain.to_string()));
-    let held = found.is_some_and(|found| found.rules.iter().eq(&comments(family, chain)));
+    let held = found.is_some_and(|found| found.rules.iter().eq(&comments(program, chain)));
     let name = format!("{} {TABLE} {chain}", ip(family));
     Location { kind: Place::Chain, name, entry: String::new(), leads_to: String::new(), held }
 }
 
-fn comments(family: Family, chain: Chain) -> Vec<String> {
-    rules(chain).iter().map(|rule| rule.comment(family)).collect()
+fn comments(program: &Program, chain: Chain) -> Vec<String> {
+    rules(chain, &program.holds).iter().map(|rule| rule.comment(program.family)).collect()
 }
 
 /// What the table says by itself.
