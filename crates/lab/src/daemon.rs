@@ -38,8 +38,10 @@ pub struct DaemonSpec {
     pub node: String,
     /// The signpost binary.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Its arguments, but for the mode.
     pub arguments: Vec<String>,
+    /// Its first mode, as `--proxy-mode` takes it.
+    pub mode: String,
     /// Where its output goes.
     pub log: PathBuf,
     /// The node's namespace.
@@ -53,12 +55,19 @@ pub struct Daemon {
     spec: DaemonSpec,
     spawner: Spawner,
     child: Mutex<Option<Child>>,
+    mode: Mutex<String>,
 }
 
 impl Daemon {
     /// One that is not started yet.
     pub fn new(spec: DaemonSpec, spawner: Spawner) -> Daemon {
-        Daemon { spec, spawner, child: Mutex::new(None) }
+        let mode = Mutex::new(spec.mode.clone());
+        Daemon { spec, spawner, child: Mutex::new(None), mode }
+    }
+
+    /// From the next start on it has this mode.
+    pub async fn set_mode(&self, mode: String) {
+        *self.mode.lock().await = mode;
     }
 
     /// The node's name.
@@ -84,7 +93,8 @@ impl Daemon {
             self.spec.cgroup.create()?;
             let log = OpenOptions::new().create(true).append(true).open(&self.spec.log)?;
             let mut command = Command::new(&self.spec.program);
-            command.args(&self.spec.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+            command.args(&self.spec.arguments).args(["--proxy-mode", &*self.mode.lock().await]);
+            command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
             let around = Surroundings {
                 netns: Some(self.spec.netns.clone()),
                 cgroup: Some(self.spec.cgroup.clone()),

@@ -491,7 +491,6 @@ fn daemons(spec: &LabSpec, dir: &LabDir, network: &Network, spawner: &Spawner) -
         std::fs::create_dir_all(&folder).map_err(LabError::state("create the directory", &folder))?;
         let mut arguments: Vec<String> = ["node", "--hostname-override", &node.name].map(str::to_owned).into();
         arguments.extend(["--kubeconfig".to_owned(), dir.node_kubeconfig().display().to_string()]);
-        arguments.extend(["--proxy-mode".to_owned(), spec.mode.clone()]);
         arguments.extend(["--cluster-cidr".to_owned(), cidrs.join(",")]);
         if let serde_json::Value::Object(fields) = &spec.node_config
             && !fields.is_empty()
@@ -507,6 +506,7 @@ fn daemons(spec: &LabSpec, dir: &LabDir, network: &Network, spawner: &Spawner) -
             node: node.name.clone(),
             program: spec.program.clone(),
             arguments,
+            mode: spec.mode.clone(),
             log: folder.join("daemon.log"),
             netns: netns.clone(),
             cgroup: dir.cgroup().child(&node.name).child("daemon"),

@@ -23,12 +23,12 @@ use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
-use signpost_datapath::probe::ProbeError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tracing::{info, warn};
 
 use crate::config::{NodeOptions, PodRanges};
+use crate::handover::{self, CleanupError, HandoverError};
 use crate::instance::{Instance, InstanceError};
 use crate::metrics::Metrics;
 use crate::mode::{self, Mode, ModeError};
@@ -42,10 +42,6 @@ use crate::{addresses, process, sys};
 const BATCH: usize = 512;
 /// How long the last call of the kernel may take after the end was asked for.
 const LAST_CALL: Duration = Duration::from_millis(600);
-
-/// The pauses between tries to take out what another mode left.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// Why the daemon cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -65,15 +61,12 @@ pub enum NodeError {
     /// The node's addresses cannot be read.
     #[error("cannot read the addresses of this node: {0}")]
     Addresses(#[source] io::Error),
+    /// Another Service proxy is in charge.
+    #[error(transparent)]
+    Handover(#[from] HandoverError),
     /// What is in the kernel could not be removed.
-    #[error("cannot remove the {family} rules: {source}")]
-    Cleanup {
-        /// Of this family.
-        family: Family,
-        /// Why.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    #[error(transparent)]
+    Cleanup(#[from] CleanupError),
 }
 
 /// Runs until `shutdown` is done. The rules stay.
@@ -86,6 +79,8 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     }
     let (mode, reason) = mode::choose(options.mode, mode::check)?;
     let _instance = Instance::take()?;
+    let families = families();
+    handover::check(&families, options.take_over)?;
     sys::share_one_heap();
     info!(node = %options.node, %mode, reason, version = env!("CARGO_PKG_VERSION"), "signpost node starts");
     if !options.ignored.is_empty() {
@@ -99,12 +94,12 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     match mode {
         Mode::Nftables => {
             let part = |family| (family, nftables(family, options.take_over), flows(family));
-            let datapaths = families().into_iter().map(part).collect();
+            let datapaths = families.into_iter().map(part).collect();
             serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
         }
         Mode::Iptables => {
             let part = |family| (family, iptables(family, options.take_over), flows(family));
-            let datapaths = families().into_iter().map(part).collect();
+            let datapaths = families.into_iter().map(part).collect();
             serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
         }
     }
@@ -112,7 +107,7 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     Ok(())
 }
 
-/// Removes what this and former daemons left in the kernel.
+/// Removes what this and former daemons, or kube-proxy, left in the kernel.
 ///
 /// # Errors
 /// A daemon runs, or the kernel refused.
@@ -121,30 +116,7 @@ pub fn cleanup() -> Result<(), NodeError> {
         return Err(NodeError::NotRoot);
     }
     let _instance = Instance::take()?;
-    // A mode whose tool is missing is not looked at: whether a daemon left rules of it is not known then.
-    let looked_at = |mode| match mode::check(mode) {
-        Err(ModeError::Machine(error @ (ProbeError::NoNft { .. } | ProbeError::NoIptables { .. }))) => {
-            warn!(%mode, %error, "rules of this mode are not looked for");
-            false
-        }
-        // Whatever else is wrong shows, if it matters, when the rules are to go.
-        _ => true,
-    };
-    let modes: Vec<Mode> = [Mode::Nftables, Mode::Iptables].into_iter().filter(|mode| looked_at(*mode)).collect();
-    if modes.is_empty() {
-        mode::check(Mode::Nftables)?;
-    }
-    for family in families() {
-        for mode in &modes {
-            let removed: Result<(), Box<dyn std::error::Error + Send + Sync>> = match mode {
-                Mode::Nftables => nftables(family, false).cleanup().map_err(Into::into),
-                Mode::Iptables => iptables(family, false).cleanup().map_err(Into::into),
-            };
-            removed.map_err(|source| NodeError::Cleanup { family, source })?;
-            info!(%family, %mode, "the rules are removed");
-        }
-    }
-    Ok(())
+    Ok(handover::cleanup(&families())?)
 }
 
 fn iptables(family: Family, take_over: bool) -> Iptables {
@@ -153,45 +125,6 @@ fn iptables(family: Family, take_over: bool) -> Iptables {
 
 fn nftables(family: Family, take_over: bool) -> Nftables {
     Nftables::new(family, NftablesConfig { take_over, ..NftablesConfig::default() })
-}
-
-/// Once the kernel holds the plan in this mode, takes out what a former daemon left in another: the rules of both would be
-/// obeyed. Established flows keep their rewriting, which conntrack has and this mode's hooks do.
-async fn succeed_other_mode(mode: Mode, progress: Arc<Progress>) {
-    let mut looks = tokio::time::interval(Duration::from_millis(200));
-    while progress.programmed().is_none() {
-        looks.tick().await;
-    }
-    let remove = move |family| -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
-        match mode {
-            Mode::Nftables => iptables(family, false).remove_own().map_err(Into::into),
-            Mode::Iptables => nftables(family, false).remove_own().map_err(Into::into),
-        }
-    };
-    for family in families() {
-        if until_done(FIRST_RETRY, move || remove(family)).await {
-            info!(%family, %mode, "the rules of the former mode are removed");
-        }
-    }
-}
-
-/// Calls until it works, with longer and longer pauses. As long as it does not, the rules of two modes are obeyed: each
-/// failure is told.
-async fn until_done<T, F>(first_pause: Duration, call: F) -> T
-where
-    T: Send + 'static,
-    F: Fn() -> Result<T, Box<dyn std::error::Error + Send + Sync>> + Clone + Send + 'static,
-{
-    let mut pause = first_pause;
-    loop {
-        match tokio::task::spawn_blocking(call.clone()).await {
-            Ok(Ok(done)) => return done,
-            Ok(Err(error)) => warn!(%error, "cannot take out the rules of a former mode; trying again"),
-            Err(error) => warn!(%error, "taking out the rules of a former mode broke off; trying again"),
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_RETRY);
-    }
 }
 
 /// Without it, Services work; only UDP clients that keep their port may go on talking to nobody.
@@ -239,7 +172,6 @@ async fn serve<D>(
             listening.spawn(server::listen(address, router));
         }
     }
-    listening.spawn(succeed_other_mode(mode, progress.clone()));
     let health = ServiceHealth::new(
         options.node.clone(),
         options.sync_period,
@@ -248,6 +180,8 @@ async fn serve<D>(
         Some(reporter.clone()),
     );
     listening.spawn(health.serve());
+    let families = datapaths.iter().map(|(family, ..)| *family).collect();
+    listening.spawn(handover::succeed(mode, families, options.take_over, progress.clone()));
     let cluster_cidrs = match &options.pods {
         PodRanges::Cluster(ranges) => ranges.clone(),
         PodRanges::Node => Vec::new(),
@@ -364,23 +298,5 @@ where
 async fn until(due: Option<Instant>) {
     if let Some(due) = due {
         tokio::time::sleep_until(due.into()).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    #[tokio::test]
-    async fn what_fails_is_tried_again_until_it_works() {
-        let calls = Arc::new(AtomicUsize::new(0));
-        let counted = calls.clone();
-        let third = move || match counted.fetch_add(1, Ordering::Relaxed) {
-            0 | 1 => Err("not yet".into()),
-            n => Ok(n),
-        };
-        assert_eq!(until_done(Duration::from_millis(1), third).await, 2);
-        assert_eq!(calls.load(Ordering::Relaxed), 3);
     }
 }

@@ -9,11 +9,13 @@
 pub mod addresses;
 pub mod config;
 pub mod daemon;
+pub mod handover;
 pub mod instance;
 pub mod metrics;
 pub mod mode;
 pub mod process;
 pub mod progress;
+pub mod rivals;
 pub mod rules;
 pub mod server;
 pub mod service_health;

@@ -137,6 +137,19 @@ impl Tool {
 
     /// Carries a change out: one transaction per table.
     pub fn restore(&self, op: &'static str, change: &Change) -> Result<(), IptablesError> {
+        self.restore_with(op, |out| change.write(out))
+    }
+
+    /// The same with a text as `iptables-restore` reads it.
+    pub fn restore_text(&self, op: &'static str, text: &str) -> Result<(), IptablesError> {
+        self.restore_with(op, |out| out.write_all(text.as_bytes()))
+    }
+
+    fn restore_with(
+        &self,
+        op: &'static str,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), IptablesError> {
         let program = self.program("restore");
         let wait = self.lock_wait.as_secs().max(1).to_string();
         let mut child = self.spawn(op, &program, &["-w", &wait, "--noflush"], Stdio::piped(), Stdio::null())?;
@@ -144,7 +157,7 @@ impl Tool {
             let stderr = child.stderr.take().expect("it was piped");
             let said = scope.spawn(|| complaint(stderr));
             let mut stdin = BufWriter::with_capacity(1 << 16, child.stdin.take().expect("it was piped"));
-            let written = change.write(&mut stdin).and_then(|()| stdin.flush());
+            let written = write(&mut stdin).and_then(|()| stdin.flush());
             drop(stdin);
             (written, said.join().expect("reading does not panic"))
         });

@@ -85,6 +85,10 @@ pub struct Iptables {
 /// Chains by which it is told which iptables a node uses: kubelet makes them for that purpose.
 const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
 
+/// kube-proxy's chain in the table mangle, by which it notices that somebody flushed everything.
+const CANARY: &str = ":KUBE-PROXY-CANARY ";
+const REMOVE_CANARY: &str = "*mangle\n:KUBE-PROXY-CANARY - [0:0]\n-X KUBE-PROXY-CANARY\nCOMMIT\n";
+
 impl Iptables {
     /// For one family.
     pub fn new(family: Family, config: IptablesConfig) -> Iptables {
@@ -96,20 +100,41 @@ impl Iptables {
     /// # Errors
     /// The kernel or its tool refused.
     pub fn cleanup(&mut self) -> Result<(), IptablesError> {
-        self.remove(|_| true).map(|_| ())
+        self.remove_former(true).map(|_| ())
     }
 
-    /// Removes what this program left, for another mode that serves now; tells whether there was anything. What
-    /// kube-proxy left stays.
+    /// Removes what a former daemon left, for another mode that serves now; tells whether there was anything. What
+    /// kube-proxy left stays, unless `with_foreign`.
     ///
     /// # Errors
     /// The kernel or its tool refused.
-    pub fn remove_own(&mut self) -> Result<bool, IptablesError> {
-        self.remove(|have| !have.is_empty() && !have.is_foreign())
+    pub fn remove_former(&self, with_foreign: bool) -> Result<bool, IptablesError> {
+        let mut removed = false;
+        for (tool, have) in self.all_observed()? {
+            let change = change::cleanup(&have);
+            if (with_foreign || !have.is_foreign()) && !change.is_empty() {
+                tool.restore("remove the rules", &change)?;
+                removed = true;
+            }
+            if with_foreign && tool.save("mangle")?.lines().any(|line| line.starts_with(CANARY)) {
+                tool.restore_text("remove the canary of kube-proxy", REMOVE_CANARY)?;
+                removed = true;
+            }
+        }
+        Ok(removed)
     }
 
-    fn remove(&self, is_to_go: impl Fn(&Observed) -> bool) -> Result<bool, IptablesError> {
-        let mut removed = false;
+    /// Whether kube-proxy's chains are there, in either iptables.
+    ///
+    /// # Errors
+    /// The kernel or its tool refused.
+    pub fn has_foreign(&self) -> Result<bool, IptablesError> {
+        Ok(self.all_observed()?.iter().any(|(_, have)| have.is_foreign()))
+    }
+
+    /// What each iptables has that is installed.
+    fn all_observed(&self) -> Result<Vec<(Tool, Observed)>, IptablesError> {
+        let mut all = Vec::new();
         for mut tool in self.tools() {
             let mut have = tool.observe();
             if let (Err(IptablesError::Missing { .. }), Variant::Nft) = (&have, tool.variant) {
@@ -117,18 +142,13 @@ impl Iptables {
                 tool.variant = Variant::Plain;
                 have = tool.observe();
             }
-            let have = match have {
-                Ok(have) => have,
-                Err(IptablesError::Missing { .. }) => continue,
+            match have {
+                Ok(have) => all.push((tool, have)),
+                Err(IptablesError::Missing { .. }) => {}
                 Err(error) => return Err(error),
-            };
-            let change = change::cleanup(&have);
-            if is_to_go(&have) && !change.is_empty() {
-                tool.restore("remove the rules", &change)?;
-                removed = true;
             }
         }
-        Ok(removed)
+        Ok(all)
     }
 
     /// The variant that is used, once that was looked at.

@@ -22,7 +22,7 @@ const POSTROUTING: &str = "KUBE-POSTROUTING";
 
 /// Begin the names of the chains of one Service port.
 const PREFIXES: [&str; 5] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"];
-const ALONE: [&str; 10] = [
+const ALONE: [&str; 15] = [
     SERVICES,
     NODE_PORTS,
     EXTERNAL_SERVICES,
@@ -33,6 +33,12 @@ const ALONE: [&str; 10] = [
     MARK_MASQ,
     POSTROUTING,
     "KUBE-PROXY-CANARY",
+    // Of kube-proxy's mode ipvs.
+    "KUBE-NODE-PORT",
+    "KUBE-LOAD-BALANCER",
+    "KUBE-SOURCE-RANGES-FIREWALL",
+    "KUBE-IPVS-FILTER",
+    "KUBE-IPVS-OUT-FILTER",
 ];
 
 impl Chain {

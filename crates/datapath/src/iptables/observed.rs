@@ -17,6 +17,9 @@ pub struct Observed {
     chains: BTreeMap<Table, BTreeMap<String, String>>,
 }
 
+/// In KUBE-POSTROUTING; kube-proxy's chain of that name says something else.
+const OWN_COMMENT: &str = "\"kubernetes masquerade\"";
+
 const BASES: [Base; 5] = [Base::Prerouting, Base::Input, Base::Forward, Base::Output, Base::Postrouting];
 
 impl Observed {
@@ -71,10 +74,13 @@ impl Observed {
         Table::ALL.into_iter().all(|table| self.ours(table).next().is_none())
     }
 
-    /// Whether a Service proxy that is not this program left it.
+    /// Whether a Service proxy that is not this program left it. Each table tells by itself: a process may have died after
+    /// it wrote the first.
     pub fn is_foreign(&self) -> bool {
+        let masquerade = self.chain(Table::Nat, &Chain::Postrouting.name()).unwrap_or_default();
         self.chain(Table::Nat, &Chain::Services.name()).is_some()
             && self.chain(Table::Filter, &Chain::ClusterIps.name()).is_none()
+            && !masquerade.contains(OWN_COMMENT)
     }
 
     /// The lines that make the rules of ours in a chain of the kernel's own what is wanted: all together, in order, each

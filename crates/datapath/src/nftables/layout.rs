@@ -9,6 +9,9 @@ use signpost_core::object::{Family, Protocol};
 /// The table, one per family.
 pub const TABLE: &str = "kube-proxy";
 
+/// A table that keeps flows of a former mode alive, see [`super::Nftables::keep_flows`].
+pub const FORMER_TABLE: &str = "signpost-former";
+
 /// The mark of a packet that is to be masqueraded: kube-proxy's bit 14. It lives from the choice of a backend to
 /// postrouting and no longer.
 pub const MASQUERADE_MARK: u32 = 0x4000;

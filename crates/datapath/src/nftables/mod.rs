@@ -22,6 +22,7 @@ use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 
 use crate::Datapath;
 use crate::locate::{Found, Locate, Location};
+use layout::{FORMER_TABLE, TABLE};
 
 mod apply;
 pub mod chain;
@@ -91,8 +92,7 @@ impl Nftables {
         if table.is_none() {
             return Ok(());
         }
-        let script = render::render_cleanup(self.nft.family);
-        self.nft.run("remove the table", |out| out.write_all(script.as_bytes()))
+        self.delete(TABLE)
     }
 
     fn refuse_foreign(&self, table: Option<&observed::Table>) -> Result<(), NftablesError> {
@@ -102,20 +102,62 @@ impl Nftables {
 }
 
 impl Nftables {
-    /// Removes what this program left, for another mode that serves now; tells whether there was anything. What
-    /// kube-proxy left stays.
+    /// Removes what a former daemon left, for another mode that serves now; tells whether there was anything. What
+    /// kube-proxy left stays, unless `with_foreign`.
     ///
     /// # Errors
     /// The kernel or nft refused.
-    pub fn remove_own(&mut self) -> Result<bool, NftablesError> {
-        self.take_over = false;
-        match self.observe() {
-            Ok(Observed { table: Some(_) }) => self.cleanup().map(|()| true),
-            Ok(Observed { table: None }) | Err(NftablesError::Foreign { .. } | NftablesError::Missing { .. }) => {
-                Ok(false)
-            }
+    pub fn remove_former(&mut self, with_foreign: bool) -> Result<bool, NftablesError> {
+        match self.outline() {
+            Ok(Some(table)) if with_foreign || !table.is_foreign() => self.delete(TABLE).map(|()| true),
+            Ok(_) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether there is a table that kube-proxy made.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn has_foreign(&self) -> Result<bool, NftablesError> {
+        Ok(self.outline()?.is_some_and(|table| table.is_foreign()))
+    }
+
+    /// Before the rules of a mode go whose flows must live on, where no other mode has rules of type nat: makes a table
+    /// that translates nothing, but keeps the kernel's nat hooks and conntrack in use. A second call changes nothing.
+    ///
+    /// # Errors
+    /// The kernel or nft refused.
+    pub fn keep_flows(&self) -> Result<(), NftablesError> {
+        let script = render::render_keep_flows(self.nft.family);
+        self.nft.run("keep flows alive", |out| out.write_all(script.as_bytes()))
+    }
+
+    /// Takes away what [`Nftables::keep_flows`] made; tells whether it was there. Flows that nobody else's rules keep
+    /// alive lose their rewriting.
+    ///
+    /// # Errors
+    /// The kernel or nft refused.
+    pub fn release_flows(&mut self) -> Result<bool, NftablesError> {
+        if !observe::Socket::open(self.nft.family)?.has_table(FORMER_TABLE)? {
+            return Ok(false);
+        }
+        self.delete(FORMER_TABLE).map(|()| true)
+    }
+
+    fn outline(&self) -> Result<Option<observed::Table>, NftablesError> {
+        match observe::Socket::open(self.nft.family)?.outline() {
+            // A kernel without nf_tables has no table.
+            Err(NftablesError::Netlink {
+                source: nix::errno::Errno::EOPNOTSUPP | nix::errno::Errno::EINVAL, ..
+            }) => Ok(None),
+            outline => outline,
+        }
+    }
+
+    fn delete(&self, table: &str) -> Result<(), NftablesError> {
+        let script = render::render_delete(self.nft.family, table);
+        self.nft.run("remove the table", |out| out.write_all(script.as_bytes()))
     }
 }
 

@@ -83,6 +83,14 @@ impl Socket {
         Ok(Some(table))
     }
 
+    /// Whether the family has a table of that name.
+    pub(super) fn has_table(&mut self, name: &str) -> Result<bool, NftablesError> {
+        match self.get(Get::Table, &[(1, name)], |_| ()) {
+            Err(NftablesError::Netlink { source: Errno::ENOENT, .. }) => Ok(false),
+            answer => answer.map(|()| true),
+        }
+    }
+
     fn table(&mut self) -> Result<Observed, NftablesError> {
         let of_table = [(1, TABLE)];
         let Some(mut table) = self.outline()? else { return Ok(Observed::default()) };

@@ -9,7 +9,7 @@ use super::chain::Chain;
 use super::change::{Change, Load};
 use super::element::{Data, Key, Value};
 use super::hold::Holds;
-use super::layout::{Set, TABLE, fingerprint, ip};
+use super::layout::{FORMER_TABLE, Set, TABLE, fingerprint, ip};
 use super::rule::rules;
 
 /// Elements of one `add element`. Longer lines save nothing.
@@ -52,11 +52,22 @@ pub fn render(change: &Change, out: &mut dyn Write) -> io::Result<()> {
     script.remove_chains(&chains.removed)
 }
 
-/// Removes the family's table, whatever is in it, and is content if there is none.
-pub fn render_cleanup(family: Family) -> String {
-    let table = format!("{} {TABLE}", ip(family));
+/// Removes a table of the family, whatever is in it, and is content if there is none.
+pub fn render_delete(family: Family, table: &str) -> String {
+    let table = format!("{} {table}", ip(family));
     // Of `add` and `delete`, the first makes sure that the second finds one.
     format!("add table {table}\ndelete table {table}\n")
+}
+
+/// A table that keeps flows alive which other rules translated: a chain of type nat brings the kernel's hooks that go on
+/// translating, and a match of conntrack's state keeps conntrack itself in use.
+pub fn render_keep_flows(family: Family) -> String {
+    let table = format!("{} {FORMER_TABLE}", ip(family));
+    format!(
+        "add table {table}\ndelete table {table}\nadd table {table}\n\
+         add chain {table} nat-postrouting {{ type nat hook postrouting priority 100; policy accept; }}\n\
+         add rule {table} nat-postrouting ct state established accept comment \"flows of a former mode\"\n"
+    )
 }
 
 struct Script<'a> {

@@ -10,7 +10,7 @@ use signpost_core::plan::{NodePlan, Target};
 use signpost_datapath::Datapath;
 use signpost_datapath::nftables::Change;
 
-use crate::net::{Net, Outcome, Servers, addresses, hello, reach};
+use crate::net::{Net, Outcome, SILENCE, Servers, addresses, hello, reach, reach_within};
 use crate::{FAMILIES, nftables, plans, program};
 
 fn talks(mut stream: &TcpStream) -> bool {
@@ -52,6 +52,35 @@ fn an_established_flow_outlives_every_change() {
         assert!(streams.iter().all(talks), "the table was replaced");
         assert!(matches!(reach(&net.outside, Protocol::Tcp, SocketAddr::new(vip, 80)),
             Outcome::Answer { by, .. } if by.ip() == at.a));
+    }
+}
+
+#[test]
+fn flows_live_on_without_the_rules_that_began_them_while_the_hooks_are_kept() {
+    let net = Net::new();
+    let servers = Servers::new();
+    for family in FAMILIES {
+        let at = addresses(family);
+        servers.serve(&net.b, SocketAddr::new(at.b, 8080));
+        let vip = SocketAddr::new(plans::cluster_ip(family, 1), 80);
+        let mut plan = plans::empty(family);
+        plans::add_cluster_ip(&mut plan, 1, Protocol::Tcp, Target::Backends(plans::backends(&[at.b])));
+        program(&net.node, &plan);
+        let streams = [&net.outside, &net.a, &net.node].map(|netns| {
+            let stream = netns.run(|| TcpStream::connect(vip).unwrap());
+            hello(&stream).unwrap();
+            stream
+        });
+        net.node.run(|| {
+            let mut nftables = nftables(family);
+            nftables.keep_flows().unwrap();
+            nftables.keep_flows().unwrap();
+            assert!(nftables.remove_former(false).unwrap());
+        });
+        assert!(streams.iter().all(talks));
+        assert_eq!(reach_within(&net.outside, Protocol::Tcp, vip, SILENCE), Outcome::Timeout, "new ones are not led");
+        assert!(net.node.run(|| nftables(family).release_flows().unwrap()));
+        assert!(!net.node.run(|| nftables(family).release_flows().unwrap()), "only once");
     }
 }
 

@@ -165,7 +165,7 @@ fn chains_of_kube_proxy_are_left_alone_unless_told() {
         let mut iptables = Iptables::new(Family::Ipv4, config(None));
         let error = iptables.observe().unwrap_err();
         assert!(matches!(error, IptablesError::Foreign { .. }), "{error}");
-        assert!(!iptables.remove_own().unwrap(), "they are not this program's to remove");
+        assert!(!iptables.remove_former(false).unwrap(), "they are not this program's to remove");
         assert_eq!(iptables.variant(), Some(Variant::Nft), "that in which chains are");
 
         let mut iptables = Iptables::new(Family::Ipv4, IptablesConfig { take_over: true, ..config(None) });
@@ -209,12 +209,12 @@ fn another_mode_takes_over_and_cuts_no_connection() {
             stream
         });
         program_with(&net.node, &plan, &mut iptables(family, variant));
-        assert!(net.node.run(|| crate::nftables(family).remove_own().unwrap()));
-        assert!(!net.node.run(|| crate::nftables(family).remove_own().unwrap()), "only once");
+        assert!(net.node.run(|| crate::nftables(family).remove_former(false).unwrap()));
+        assert!(!net.node.run(|| crate::nftables(family).remove_former(false).unwrap()), "only once");
         assert!(streams.iter().all(talks));
         assert!(matches!(reach(&net.outside, Protocol::Tcp, vip), Outcome::Answer { .. }));
         program_with(&net.node, &plan, &mut crate::nftables(family));
-        assert!(net.node.run(|| Iptables::new(family, config(None)).remove_own().unwrap()));
+        assert!(net.node.run(|| Iptables::new(family, config(None)).remove_former(false).unwrap()));
         assert!(streams.iter().all(talks));
         assert!(!saved(&net.node, family, variant).iter().any(|line| line.contains("KUBE-")));
         net.node.run(|| crate::nftables(family).cleanup().unwrap());

@@ -90,7 +90,6 @@ fn problem(step: &Step, names: &Names) -> Option<String> {
     let lacks = |verb: &str| Some(format!("{verb}: this version lacks it"));
     match &step.kind {
         StepKind::Upgrade(_) => lacks("upgrade"),
-        StepKind::Mode { .. } => lacks("mode"),
         StepKind::Doctor(_) => lacks("doctor"),
         StepKind::Probe { probe, .. } => {
             let from = probe.from.as_ref().and_then(|from| names.source(from));
@@ -104,6 +103,7 @@ fn problem(step: &Step, names: &Names) -> Option<String> {
         | StepKind::Kill(node)
         | StepKind::Start(node)
         | StepKind::Stop(node)
+        | StepKind::Mode { node, .. }
         | StepKind::Cut(node)
         | StepKind::Mend(node) => names.node(node),
         _ => None,
@@ -140,6 +140,7 @@ mod tests {
                 "there is no pod x/y; there is client",
             ),
             ("{kill: node/n9}", "there is no node n9; there is n1, n2"),
+            ("{mode: {node: n9, to: iptables}}", "there is no node n9; there is n1, n2"),
             ("{cut: {link: n9}}", "there is no node n9; there is n1, n2"),
             ("{set: {pod: web, ready: false}}", "there is no pod web; there is client"),
         ] {
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn steps_of_a_later_version_are_refused() {
-        for step in ["{upgrade: node/n1}", "{mode: {node: n1, to: nftables}}", "{doctor: {service: web}}"] {
+        for step in ["{upgrade: node/n1}", "{doctor: {service: web}}"] {
             assert!(checked("", step).unwrap_err().detail.ends_with("this version lacks it"), "{step}");
         }
     }

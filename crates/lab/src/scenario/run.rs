@@ -121,7 +121,7 @@ impl Run<'_> {
             StepKind::Stop(node) => self.stage.stop_daemon(node, false).await,
             StepKind::Start(node) => self.stage.start_daemon(node).await,
             StepKind::Upgrade(_) => Err(not_yet("upgrade", "replacing a node daemon by another version")),
-            StepKind::Mode { .. } => Err(not_yet("mode", "changing a node daemon's mode")),
+            StepKind::Mode { node, to } => self.stage.change_mode(node, *to).await,
             StepKind::Cut(node) => self.stage.set_link(node, false).await,
             StepKind::Mend(node) => self.stage.set_link(node, true).await,
             StepKind::Doctor(_) => Err(not_yet("doctor", "the doctor")),

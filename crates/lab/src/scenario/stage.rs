@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -44,6 +44,10 @@ pub struct Stage {
     around: Surroundings,
     programs: BTreeMap<(String, Family), Programmed>,
     mode: Mode,
+    /// The signpost binary.
+    program: PathBuf,
+    /// Nodes whose daemon a scenario gave another mode.
+    changed: BTreeMap<String, Mode>,
     /// Nodes whose daemon was ended by a scenario.
     down: BTreeSet<String>,
     /// Nodes whose link was cut.
@@ -125,6 +129,8 @@ impl Stage {
             around,
             programs: BTreeMap::new(),
             mode: key.mode,
+            program: program.to_owned(),
+            changed: BTreeMap::new(),
             down: BTreeSet::new(),
             cut: BTreeSet::new(),
             nodes,
@@ -152,8 +158,16 @@ impl Stage {
         for node in std::mem::take(&mut self.down) {
             self.start_daemon(&node).await?;
         }
+        for node in std::mem::take(&mut self.changed).into_keys() {
+            self.change_mode(&node, self.mode).await?;
+        }
         self.objects.sweep().await.map_err(told)?;
         self.settle().await
+    }
+
+    /// The signpost binary that the lab runs.
+    pub fn program(&self) -> &Path {
+        &self.program
     }
 
     /// The API's objects.
@@ -211,7 +225,7 @@ impl Stage {
                 continue;
             }
             let netns = self.netns(&Source::Node(node.clone()))?;
-            let mode = self.mode;
+            let mode = self.changed.get(&node).copied().unwrap_or(self.mode);
             let asked = tokio::task::spawn_blocking(move || {
                 netns.run(|| {
                     let plans: ByFamily<NodePlan> = ask("/plan")?;
@@ -259,6 +273,26 @@ impl Stage {
         self.lab.daemon(node).map_err(told)?.start().await.map_err(told)?;
         self.down.remove(node);
         Ok(())
+    }
+
+    /// Starts a node's daemon again, in another mode.
+    ///
+    /// # Errors
+    /// There is no such node, the mode cannot run here, or the daemon does not start.
+    pub async fn change_mode(&mut self, node: &str, to: Mode) -> Result<(), String> {
+        if let Some(problem) = mode_problem(to) {
+            return Err(format!("mode {to} cannot run here: {problem}"));
+        }
+        if !self.down.contains(node) {
+            self.stop_daemon(node, false).await?;
+        }
+        self.lab.daemon(node).map_err(told)?.set_mode(to.to_string()).await;
+        if to == self.mode {
+            self.changed.remove(node);
+        } else {
+            self.changed.insert(node.to_owned(), to);
+        }
+        self.start_daemon(node).await
     }
 
     /// Cuts a node off from the others and from the router, or joins it again.

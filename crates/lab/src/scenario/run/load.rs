@@ -153,11 +153,15 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// In the network namespace of a place; the machine's files are everywhere the same.
+    /// In the network namespace of a place; the machine's files are everywhere the same. `signpost` is the lab's own.
     pub(super) async fn exec(&mut self, on: &Source, run: &[String], expect: &ExecExpect) -> Result<(), String> {
         self.stage.settle().await?;
         let netns = self.stage.netns(on)?;
-        let output = output_of(&netns, run, EXEC_TIMEOUT).await?;
+        let mut run = run.to_vec();
+        if let Some(first) = run.first_mut().filter(|first| *first == "signpost") {
+            *first = self.stage.program().display().to_string();
+        }
+        let output = output_of(&netns, &run, EXEC_TIMEOUT).await?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         let status = output.status.code().unwrap_or(-1);
         let fits = expect.stdout.as_ref().is_none_or(|pattern| is_match(pattern, &stdout));

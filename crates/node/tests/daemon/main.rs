@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends there")]
 
+mod takeover;
+
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -171,11 +173,15 @@ struct Daemon {
 
 impl Daemon {
     fn start(kubeconfig: PathBuf) -> Daemon {
+        Daemon::start_with(kubeconfig, Flags::default())
+    }
+
+    fn start_with(kubeconfig: PathBuf, flags: Flags) -> Daemon {
         let flags = Flags {
             hostname_override: Some("n1".to_owned()),
             kubeconfig: Some(kubeconfig),
             cluster_cidr: Some("10.244.0.0/16,fd00:10:244::/48".parse().unwrap()),
-            ..Flags::default()
+            ..flags
         };
         let options = NodeOptions::new(flags, Default::default(), None).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
