@@ -261,7 +261,13 @@ fn pod_view(pod: &Value, family: Family, listeners: &dyn Fn(&PodName) -> Listene
     })
 }
 
-fn internal_addresses(node: &Value) -> Vec<IpAddr> {
+/// An object's name.
+pub fn name(object: &Value) -> Option<&str> {
+    text(object, "/metadata/name")
+}
+
+/// The InternalIPs of a Node object.
+pub fn internal_addresses(node: &Value) -> Vec<IpAddr> {
     let addresses = node.pointer("/status/addresses").and_then(Value::as_array).into_iter().flatten();
     let internal = addresses.filter(|address| text(address, "/type") == Some("InternalIP"));
     internal.filter_map(|address| text(address, "/address")?.parse().ok()).collect()

@@ -1,4 +1,4 @@
-//! Pure. From the walks of single nodes to the fate of a packet in the whole lab.
+//! Pure. From the walks of single nodes to the ways of a packet through the whole cluster.
 //!
 //! ```text
 //! sender ─▶ its node: walk ─▶ rewritten packet ─▶ pod here │ process here │ another node: walk ─▶ ... ─▶ Fate
@@ -8,7 +8,7 @@
 //! Generic over the walk, so that plan and program are chained by the same code. The answer's way back is looked at
 //! too: a node that rewrote a packet without masquerading must see the answer, or the client gets one from a stranger.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -107,14 +107,143 @@ pub type Prediction = BTreeMap<Fate, Vec<String>>;
 /// What one node does to a packet: its name, the packet.
 pub type Walk<'a> = dyn Fn(&str, &Packet) -> Verdict + 'a;
 
+/// One thing that happens to a packet.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// It is sent.
+    Sent {
+        /// By whom.
+        by: Source,
+        /// As it is.
+        packet: Packet,
+    },
+    /// It meets the rules of a node.
+    Ruled {
+        /// The node.
+        node: String,
+        /// As it came.
+        before: Packet,
+        /// As it goes on.
+        after: Packet,
+        /// What they did.
+        done: Done,
+    },
+    /// It goes over the node segment.
+    Carried {
+        /// From this node; `None`: from the router.
+        from: Option<String>,
+        /// To this node.
+        to: String,
+        /// As it is.
+        packet: Packet,
+    },
+    /// It comes to where its destination is, or should be.
+    Arrived {
+        /// On this node; `None`: beyond the nodes.
+        node: Option<String>,
+        /// Who is there; `None`: nobody, or nobody who listens.
+        by: Option<Answerer>,
+        /// The pod that has the address, whether or not it listens.
+        pod: Option<PodName>,
+        /// As it is.
+        packet: Packet,
+    },
+}
+
+/// What rules did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Done {
+    /// Nothing: it is none of theirs.
+    Untouched,
+    /// Refused it.
+    Rejected,
+    /// Dropped it.
+    Dropped,
+    /// Rewrote it.
+    Rewritten {
+        /// The new destination.
+        to: SocketAddr,
+        /// Whether its source became the node's.
+        masqueraded: bool,
+        /// Whether the rules asked for that; what came in and stays on the node keeps its source.
+        asked_to_masquerade: bool,
+    },
+}
+
+/// One of the ways that a packet may take.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Way {
+    /// What happens, in order.
+    pub steps: Vec<Step>,
+    /// How it ends.
+    pub fate: Fate,
+    /// How likely it is, from 0 to 1: each backend of a choice counts as much as the others.
+    pub share: f64,
+}
+
 /// No path in a lab has more nodes; a longer one goes round in circles.
 const MAX_NODES: usize = 6;
 
 /// The fates of the first packet of a flow.
 pub fn predict(view: &ClusterView, walk: &Walk<'_>, sender: &Source, packet: Packet) -> Prediction {
-    let mut path = Path { view, walk, fates: Prediction::new() };
+    let mut fates = Prediction::new();
+    for way in ways(&Indexed::of(view), walk, sender, packet) {
+        let mut hops: Vec<String> = way.steps.iter().filter_map(Step::told).collect();
+        hops.push(way.fate.to_string());
+        fates.entry(way.fate).or_insert(hops);
+    }
+    fates
+}
+
+/// Every way that the first packet of a flow may take.
+pub fn ways(view: &Indexed<'_>, walk: &Walk<'_>, sender: &Source, packet: Packet) -> Vec<Way> {
+    let mut path = Path { index: view, view: view.view, walk, ways: Vec::new() };
     path.send(sender, packet);
-    path.fates
+    path.ways
+}
+
+/// A view in which pods are found by their address.
+#[derive(Debug)]
+pub struct Indexed<'a> {
+    /// The view.
+    pub view: &'a ClusterView,
+    by_address: HashMap<IpAddr, Vec<usize>>,
+}
+
+impl<'a> Indexed<'a> {
+    /// Of a view.
+    pub fn of(view: &'a ClusterView) -> Indexed<'a> {
+        let mut by_address: HashMap<IpAddr, Vec<usize>> = HashMap::new();
+        for (number, pod) in view.pods.iter().enumerate() {
+            by_address.entry(pod.address).or_default().push(number);
+        }
+        Indexed { view, by_address }
+    }
+
+    /// The pods that have an address; of a node's address, those in the node's network.
+    pub fn pods_at(&self, address: IpAddr) -> impl Iterator<Item = &'a PodView> {
+        let numbers = self.by_address.get(&address).into_iter().flatten();
+        numbers.map(|number| &self.view.pods[*number])
+    }
+}
+
+impl Step {
+    /// For a scenario's report; `None`: not worth a word.
+    fn told(&self) -> Option<String> {
+        match self {
+            Step::Sent { by, packet } => Some(format!("{by} sends to {}", packet.destination)),
+            Step::Ruled { node, done, .. } => match done {
+                Done::Untouched => None,
+                Done::Rejected => Some(format!("{node} rejects it")),
+                Done::Dropped => Some(format!("{node} drops it")),
+                Done::Rewritten { to, masqueraded: true, .. } => {
+                    Some(format!("{node} rewrites it to {to} and masquerades"))
+                }
+                Done::Rewritten { to, .. } => Some(format!("{node} rewrites it to {to}")),
+            },
+            Step::Carried { .. } | Step::Arrived { .. } => None,
+        }
+    }
 }
 
 impl ClusterView {
@@ -156,9 +285,10 @@ impl ClusterView {
 }
 
 struct Path<'a> {
+    index: &'a Indexed<'a>,
     view: &'a ClusterView,
     walk: &'a Walk<'a>,
-    fates: Prediction,
+    ways: Vec<Way>,
 }
 
 #[derive(Clone)]
@@ -168,8 +298,9 @@ struct Flow {
     client_node: Option<String>,
     /// Nodes that rewrote the destination and left the source: they must see the answer.
     rewriters: Vec<String>,
-    hops: Vec<String>,
+    steps: Vec<Step>,
     nodes: usize,
+    share: f64,
 }
 
 impl Path<'_> {
@@ -181,26 +312,27 @@ impl Path<'_> {
         };
         let seen = host.clone().map_or(Seen::Address(packet.source.ip()), Seen::Node);
         let entry = if host.is_some() { Entry::Local } else { Entry::Interface };
+        let packet = Packet { entry, ..packet };
         let flow = Flow {
-            packet: Packet { entry, ..packet },
+            packet,
             seen,
             client_node: client_node.clone(),
             rewriters: Vec::new(),
-            hops: vec![format!("{sender} sends to {}", packet.destination)],
+            steps: vec![Step::Sent { by: sender.clone(), packet }],
             nodes: 0,
+            share: 1.0,
         };
         // A pod's own address never leaves the pod.
         let own = matches!(sender, Source::Pod(_)) && packet.destination.ip() == packet.source.ip();
         match client_node {
-            _ if own && host.is_none() => self.at_pod(flow),
+            Some(node) if own && host.is_none() => self.at_pod(&node, flow),
             Some(node) => self.at_node(&node, flow),
-            None => self.forward(flow),
+            None => self.forward(None, flow),
         }
     }
 
-    fn end(&mut self, mut flow: Flow, fate: Fate) {
-        flow.hops.push(fate.to_string());
-        self.fates.entry(fate).or_insert(flow.hops);
+    fn end(&mut self, flow: Flow, fate: Fate) {
+        self.ways.push(Way { steps: flow.steps, fate, share: flow.share });
     }
 
     fn at_node(&mut self, name: &str, mut flow: Flow) {
@@ -208,40 +340,47 @@ impl Path<'_> {
         if flow.nodes > MAX_NODES {
             return self.end(flow, Fate::Lost);
         }
-        let verdict = (self.walk)(name, &flow.packet);
-        match verdict {
-            Verdict::NotOurs => self.route(name, flow),
+        let before = flow.packet;
+        let ruled = |done| Step::Ruled { node: name.to_owned(), before, after: before, done };
+        match (self.walk)(name, &flow.packet) {
+            Verdict::NotOurs => {
+                flow.steps.push(ruled(Done::Untouched));
+                self.route(name, flow);
+            }
             Verdict::Reject => {
-                flow.hops.push(format!("{name} rejects it"));
+                flow.steps.push(ruled(Done::Rejected));
                 self.end(flow, Fate::Refused);
             }
             Verdict::Drop => {
-                flow.hops.push(format!("{name} drops it"));
+                flow.steps.push(ruled(Done::Dropped));
                 self.end(flow, Fate::Dropped);
             }
             Verdict::Rewrite(rewrites) => {
+                let share = flow.share / rewrites.len() as f64;
                 for rewrite in rewrites {
-                    self.rewritten(name, flow.clone(), rewrite);
+                    self.rewritten(name, Flow { share, ..flow.clone() }, rewrite);
                 }
             }
         }
     }
 
     fn rewritten(&mut self, name: &str, mut flow: Flow, rewrite: Rewrite) {
+        let before = flow.packet;
         flow.packet.destination = rewrite.to;
         let node = self.view.node(name);
         // The kernel masquerades what leaves a node: what came in and stays never passes that hook.
         let stays = node.is_some_and(|node| node.addresses.contains(&rewrite.to.ip()));
-        if rewrite.masquerade && (flow.packet.entry == Entry::Local || !stays) {
-            flow.hops.push(format!("{name} rewrites it to {} and masquerades", rewrite.to));
+        let masqueraded = rewrite.masquerade && (flow.packet.entry == Entry::Local || !stays);
+        if masqueraded {
             flow.seen = Seen::Node(name.to_owned());
             if let Some(node) = node {
                 flow.packet.source.set_ip(node.primary);
             }
         } else {
-            flow.hops.push(format!("{name} rewrites it to {}", rewrite.to));
             flow.rewriters.push(name.to_owned());
         }
+        let done = Done::Rewritten { to: rewrite.to, masqueraded, asked_to_masquerade: rewrite.masquerade };
+        flow.steps.push(Step::Ruled { node: name.to_owned(), before, after: flow.packet, done });
         self.route(name, flow);
     }
 
@@ -252,62 +391,83 @@ impl Path<'_> {
         if node.addresses.contains(&destination) {
             return self.at_process(name, flow);
         }
-        if node.pod_cidrs.iter().any(|cidr| cidr.contains(&destination)) {
-            return self.at_pod(flow);
+        let here = node.pod_cidrs.iter().any(|cidr| cidr.contains(&destination));
+        if here || self.node_of_pod(destination).is_some_and(|node| node == name) {
+            return self.at_pod(name, flow);
         }
-        self.forward(flow);
+        self.forward(Some(name), flow);
     }
 
     /// On the node segment: to the node that has the address or the pod.
-    fn forward(&mut self, mut flow: Flow) {
+    fn forward(&mut self, from: Option<&str>, mut flow: Flow) {
         let destination = flow.packet.destination.ip();
         flow.packet.entry = Entry::Interface;
+        let packet = flow.packet;
         let next =
             self.view.nodes.iter().find(|node| {
                 node.primary == destination || node.pod_cidrs.iter().any(|cidr| cidr.contains(&destination))
             });
-        let next = next.map(|node| &node.name).or_else(|| self.view.routes.get(&destination));
-        match next.cloned() {
-            Some(name) => self.at_node(&name, flow),
-            None if self.view.others.contains(&flow.packet.destination) => {
-                let by = Answerer::Address(flow.packet.destination);
-                self.answered(None, by, flow);
+        let next = next.map(|node| node.name.clone()).or_else(|| self.view.routes.get(&destination).cloned());
+        let next = next.or_else(|| self.node_of_pod(destination).map(str::to_owned));
+        match next.filter(|next| from != Some(next.as_str())) {
+            Some(name) => {
+                flow.steps.push(Step::Carried { from: from.map(str::to_owned), to: name.clone(), packet });
+                self.at_node(&name, flow);
+            }
+            None if self.view.others.contains(&packet.destination) => {
+                let by = Answerer::Address(packet.destination);
+                self.answered(None, by, None, flow);
             }
             None => self.end(flow, Fate::Lost),
         }
     }
 
-    fn at_pod(&mut self, flow: Flow) {
+    /// Not every network gives each node a range of its own.
+    fn node_of_pod(&self, address: IpAddr) -> Option<&str> {
+        self.index.pods_at(address).find(|pod| !pod.host_network).map(|pod| pod.node.as_str())
+    }
+
+    fn at_pod(&mut self, node: &str, mut flow: Flow) {
         let destination = flow.packet.destination;
-        let mut pods = self.view.pods.iter().filter(|pod| !pod.host_network);
-        match pods.find(|pod| pod.address == destination.ip()) {
-            None => self.end(flow, Fate::Lost),
+        let found = self.index.pods_at(destination.ip()).find(|pod| !pod.host_network);
+        let (node, packet) = (Some(node.to_owned()), flow.packet);
+        match found {
             Some(pod) if pod.answers(&flow.packet) => {
-                self.answered(Some(&pod.node), Answerer::Pod(pod.name.clone()), flow);
+                self.answered(Some(&pod.node), Answerer::Pod(pod.name.clone()), Some(pod.name.clone()), flow);
             }
-            Some(_) => self.end(flow, Fate::Refused),
+            Some(pod) => {
+                flow.steps.push(Step::Arrived { node, by: None, pod: Some(pod.name.clone()), packet });
+                self.end(flow, Fate::Refused);
+            }
+            None => {
+                flow.steps.push(Step::Arrived { node, by: None, pod: None, packet });
+                self.end(flow, Fate::Lost);
+            }
         }
     }
 
-    fn at_process(&mut self, node: &str, flow: Flow) {
+    fn at_process(&mut self, node: &str, mut flow: Flow) {
         let mut pods = self.view.pods.iter().filter(|pod| pod.host_network && pod.node == node);
         match pods.find(|pod| pod.answers(&flow.packet)) {
-            None => self.end(flow, Fate::Refused),
-            Some(pod) => self.answered(Some(node), Answerer::Pod(pod.name.clone()), flow),
+            None => {
+                let packet = flow.packet;
+                flow.steps.push(Step::Arrived { node: Some(node.to_owned()), by: None, pod: None, packet });
+                self.end(flow, Fate::Refused);
+            }
+            Some(pod) => self.answered(Some(node), Answerer::Pod(pod.name.clone()), Some(pod.name.clone()), flow),
         }
     }
 
-    fn answered(&mut self, node: Option<&str>, by: Answerer, flow: Flow) {
+    fn answered(&mut self, node: Option<&str>, by: Answerer, pod: Option<PodName>, mut flow: Flow) {
+        let packet = flow.packet;
+        flow.steps.push(Step::Arrived { node: node.map(str::to_owned), by: Some(by.clone()), pod, packet });
         let stranger = flow.rewriters.iter().any(|rewriter| {
             Some(rewriter.as_str()) != node
                 && Some(rewriter) != flow.client_node.as_ref()
                 && !matches!(&flow.seen, Seen::Node(masquerader) if masquerader == rewriter)
         });
-        let fate = if stranger {
-            Fate::Lost
-        } else {
-            Fate::Reached { by, at: flow.packet.destination, source: flow.seen.clone() }
-        };
+        let fate =
+            if stranger { Fate::Lost } else { Fate::Reached { by, at: packet.destination, source: flow.seen.clone() } };
         self.end(flow, fate);
     }
 }

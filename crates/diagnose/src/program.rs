@@ -3,8 +3,12 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
-use signpost_datapath::{iptables, nftables};
+use signpost_core::plan::FrontendKey;
+use signpost_datapath::iptables::{self, Iptables, IptablesConfig};
+use signpost_datapath::locate::{Locate, Location};
+use signpost_datapath::nftables::{self, Nftables, NftablesConfig};
 
 /// The program of one node and one family.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,6 +26,30 @@ impl Program {
         match self {
             Program::Nftables(program) => nftables::walk::walk(program, packet, remembered),
             Program::Iptables(program) => iptables::walk::walk(program, packet, remembered),
+        }
+    }
+
+    /// Where in the kernel a frontend stands, in the mode's own words, what a packet meets first before the rest.
+    pub fn locate(&self, family: Family, key: FrontendKey) -> Vec<Location> {
+        let keys = [key].into();
+        let mut found = match self {
+            Program::Nftables(program) => {
+                let mode = Nftables::new(family, NftablesConfig::default());
+                mode.locate(program, &nftables::Observed::default(), &keys)
+            }
+            Program::Iptables(program) => {
+                let mode = Iptables::new(family, IptablesConfig::default());
+                mode.locate(program, &iptables::Observed::default(), &keys)
+            }
+        };
+        found.remove(&key).unwrap_or_default()
+    }
+
+    /// The mode's name.
+    pub fn mode(&self) -> &'static str {
+        match self {
+            Program::Nftables(_) => "nftables",
+            Program::Iptables(_) => "iptables",
         }
     }
 }

@@ -45,6 +45,8 @@ pub enum Question {
         /// The node.
         node: String,
     },
+    /// Where the network namespaces of places are.
+    Namespaces(Vec<Place>),
     /// To run a program somewhere.
     Exec {
         /// Where.
@@ -69,6 +71,8 @@ pub enum Answer {
     Restarted(u32),
     /// How it is.
     Status(Status),
+    /// Of each place that was asked for a path to its network namespace; `None`: there is no such place.
+    Namespaces(Vec<Option<PathBuf>>),
     /// It has ended.
     Down {
         /// What it could not remove.
@@ -188,6 +192,10 @@ async fn converse(lab: &Lab, mut stream: UnixStream) -> io::Result<Option<UnixSt
         Question::Down => return Ok(Some(stream)),
         Question::Status => Answer::Status(status(lab).await),
         Question::Restart { node } => restart(lab, &node).await,
+        Question::Namespaces(places) => {
+            let path = |place| lab.namespace_of(&place).ok().map(|netns| netns.path());
+            Answer::Namespaces(places.into_iter().map(path).collect())
+        }
         Question::Exec { place: Place::Pod(namespace, name), container, command, terminal } => {
             let pod = (namespace.as_str(), name.as_str(), container.as_deref());
             match (until_ready(lab, pod, &mut stream).await, terminal) {

@@ -14,6 +14,7 @@ pub mod daemon;
 pub mod echo;
 pub mod error;
 pub mod images;
+pub mod inspection;
 pub mod kubelet;
 pub mod lab;
 pub mod netns;

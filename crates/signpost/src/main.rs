@@ -1,5 +1,6 @@
 //! The binary: the node daemon, the lab, and the programs that the lab runs in its pods.
 
+mod diagnose_command;
 mod kube_proxy_flags;
 mod lab_command;
 mod lab_test_command;
@@ -26,6 +27,7 @@ enum Command {
     /// Keeps this node's kernel equal to what the Services of the cluster ask for.
     Node(Box<node_command::NodeCommand>),
     Rules(rules_command::RulesCommand),
+    Trace(diagnose_command::TraceCommand),
     /// A whole cluster on this machine, out of network namespaces.
     Lab(lab_command::LabCommand),
     /// The server behind the image signpost/echo.
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Node(command) => command.run(),
         Command::Rules(command) => command.run(),
+        Command::Trace(command) => command.run(),
         Command::Lab(command) => command.run(),
         Command::Echo(command) => command.run(),
         Command::PodInit(command) => return command.run(),

@@ -8,7 +8,6 @@
 
 mod ask;
 mod kernel;
-mod nearest;
 mod print;
 
 use std::collections::BTreeSet;
@@ -141,7 +140,8 @@ impl RulesCommand {
         if report.services.iter().any(|known| wanted.is(known)) {
             bail!("the Service {service} has no rules on this node: it has no address of a family that is served here");
         }
-        let near: Vec<String> = nearest::nearest(name, wanted.namespace.as_deref(), &report.services);
+        let near: Vec<String> =
+            signpost_diagnose::nearest::nearest(name, wanted.namespace.as_deref(), &report.services);
         let near = if near.is_empty() { String::new() } else { format!("; near to it: {}", near.join(", ")) };
         bail!(
             "there is no Service {service} with rules on this node (headless and ExternalName Services never have some){near}"

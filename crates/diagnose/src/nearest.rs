@@ -8,8 +8,8 @@ use signpost_core::object::ObjectName;
 const MOST: usize = 3;
 
 /// The nearest names: the same in another namespace first, then by the number of letters that differ.
-pub(super) fn nearest(name: &str, namespace: Option<&str>, known: &BTreeSet<ObjectName>) -> Vec<String> {
-    let far = (name.len() / 2).max(2);
+pub fn nearest(name: &str, namespace: Option<&str>, known: &BTreeSet<ObjectName>) -> Vec<String> {
+    let far = (name.len() / 3).max(2);
     let near = known.iter().map(|known| {
         let letters = distance(name, &known.name);
         let elsewhere = usize::from(namespace.is_some_and(|namespace| *namespace != *known.namespace));

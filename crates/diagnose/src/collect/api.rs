@@ -1,0 +1,80 @@
+//! Lists the API's objects.
+
+use kube::Client;
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::core::GroupVersionKind;
+use serde_json::Value;
+
+use crate::listed::Listed;
+use crate::snapshot::Unknown;
+
+/// So many of one request.
+const PAGE: u32 = 500;
+
+/// Everything that a verdict may need. Read rights are enough; what is refused is told with the right that is missing.
+pub async fn list(client: &Client) -> (Listed, Vec<Unknown>) {
+    let mut listed = Listed::default();
+    let mut unknown = Vec::new();
+    let kinds = [
+        ("", "v1", "Node", "nodes", &mut listed.nodes),
+        ("", "v1", "Pod", "pods", &mut listed.pods),
+        ("", "v1", "Service", "services", &mut listed.services),
+        ("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", &mut listed.slices),
+        ("", "v1", "Endpoints", "endpoints", &mut listed.endpoints),
+        ("networking.k8s.io", "v1", "ServiceCIDR", "servicecidrs", &mut listed.service_cidrs),
+        ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", &mut listed.network_policies),
+    ];
+    for (group, version, kind, plural, into) in kinds {
+        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
+        match pages(client, &resource).await {
+            Ok(objects) => *into = objects,
+            Err(error) => unknown.push(Unknown { what: plural.to_owned(), why: why(&error, group, plural) }),
+        }
+    }
+    (listed, unknown)
+}
+
+async fn pages(client: &Client, resource: &ApiResource) -> Result<Vec<Value>, kube::Error> {
+    let api: kube::Api<DynamicObject> = kube::Api::all_with(client.clone(), resource);
+    let mut all = Vec::new();
+    let mut parameters = ListParams::default().limit(PAGE);
+    loop {
+        let page = api.list(&parameters).await?;
+        all.extend(page.items.into_iter().map(slim));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(all),
+        }
+    }
+}
+
+/// Without what no verdict asks for and what may be secret: managed fields, environments, commands.
+fn slim(mut object: DynamicObject) -> Value {
+    object.metadata.managed_fields = None;
+    if let Some(annotations) = &mut object.metadata.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
+        let containers = object.data.pointer_mut(&format!("/spec/{list}")).and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
+            for field in ["env", "envFrom", "command", "args", "volumeMounts", "resources"] {
+                container.remove(field);
+            }
+        }
+    }
+    if let Some(spec) = object.data.pointer_mut("/spec").and_then(Value::as_object_mut) {
+        spec.remove("volumes");
+    }
+    // Objects of JSON are JSON.
+    serde_json::to_value(object).unwrap_or_default()
+}
+
+fn why(error: &kube::Error, group: &str, plural: &str) -> String {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
+            let group = if group.is_empty() { "core" } else { group };
+            format!("the API refuses: the right to list {plural} of group {group} is missing")
+        }
+        other => other.to_string(),
+    }
+}
