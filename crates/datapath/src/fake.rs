@@ -183,7 +183,7 @@ fn load_table(is_there: bool, load: &Load) -> Result<Table, String> {
 
 fn chain_of(family: Family, chain: Chain, holds: &Holds) -> ObservedChain {
     let hook = chain.hook().map(|hook| ObservedHook {
-        kind: "nat".to_owned(),
+        kind: hook.kind.to_owned(),
         hook: hook.number,
         priority: hook.priority,
         accepts: true,

@@ -293,6 +293,14 @@ fn fixed_rules(chain: &Chain) -> Vec<Rule> {
             vec![Rule::new("", [Match::Protocol(Protocol::Tcp)], Action::Reset), Rule::new("", [], Action::Reject)]
         }
         Chain::Forward => vec![
+            // What conntrack takes for no part of its flow is not rewritten: a client would get an answer from a stranger,
+            // whose refusal ends the backend's connection (kubernetes#74839). Of a flow whose begin went another way,
+            // SYN-ACK is such a packet, and what follows it is not; so asymmetric routes go on working.
+            Rule::new(
+                "kubernetes forwarding, out of its flow",
+                [Match::Protocol(Protocol::Tcp), Match::WithinFlow, Match::Invalid],
+                Action::Drop,
+            ),
             Rule::new("kubernetes forwarding, masqueraded", [Match::Marked], Action::Accept),
             Rule::new("kubernetes forwarding, known flows", [Match::Known], Action::Accept),
         ],

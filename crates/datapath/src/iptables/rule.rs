@@ -50,6 +50,10 @@ pub enum Match {
     NotTranslated,
     /// Of a flow that is known, or belongs to one.
     Known,
+    /// Of no flow that conntrack knows, nor the first of one.
+    Invalid,
+    /// Of TCP: neither SYN nor RST is set.
+    WithinFlow,
     /// The source was sent to this endpoint within the time.
     SentBefore(Chain, Duration),
     /// Always holds, and remembers that the source was sent to this endpoint.
@@ -141,6 +145,8 @@ impl Match {
             Match::NotMarked => push(out, format_args!("-m mark ! --mark {MARK} ")),
             Match::New => out.push_str("-m conntrack --ctstate NEW "),
             Match::NotTranslated => out.push_str("-m conntrack ! --ctstate DNAT "),
+            Match::Invalid => out.push_str("-m conntrack --ctstate INVALID "),
+            Match::WithinFlow => out.push_str("-m tcp --tcp-flags SYN,RST NONE "),
             Match::Known => out.push_str("-m conntrack --ctstate RELATED,ESTABLISHED "),
             Match::SentBefore(chain, within) => push(
                 out,

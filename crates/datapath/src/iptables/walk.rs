@@ -209,7 +209,8 @@ impl Walker<'_> {
             Match::NotMarked => !state.is_marked,
             Match::New | Match::Remember(_) => true,
             Match::NotTranslated => !state.is_translated,
-            Match::Known => false,
+            Match::Known | Match::Invalid => false,
+            Match::WithinFlow => false,
             Match::SentBefore(chain, _) => chain.endpoint().is_some_and(|at| self.remembered == Some(at)),
             Match::Chance(chance) => return f64::from(*chance) / f64::from(1u32 << 31),
         };

@@ -104,6 +104,8 @@ pub enum Chain {
     NatOutput,
     /// Base chain: what leaves.
     NatPostrouting,
+    /// Base chain: what is forwarded.
+    FilterForward,
     /// Looks a packet's frontend up.
     Services,
     /// Drops those that a frontend's source ranges leave out.
@@ -128,7 +130,7 @@ pub struct ChainNameError;
 
 impl Chain {
     /// The chains that are always there, in an order in which each comes after those that its rules name.
-    pub const STATIC: [Chain; 7] = [
+    pub const STATIC: [Chain; 8] = [
         Chain::RejectChain,
         Chain::FirewallCheck,
         Chain::Masquerading,
@@ -136,28 +138,32 @@ impl Chain {
         Chain::NatPrerouting,
         Chain::NatOutput,
         Chain::NatPostrouting,
+        Chain::FilterForward,
     ];
 
     /// Where it hangs, if it is a base chain.
     pub fn hook(self) -> Option<Hook> {
-        let (hook, number, priority) = match self {
-            Chain::NatPrerouting => ("prerouting", 0, -100),
-            Chain::NatOutput => ("output", 3, -100),
-            Chain::NatPostrouting => ("postrouting", 4, 100),
+        let (kind, hook, number, priority) = match self {
+            Chain::NatPrerouting => ("nat", "prerouting", 0, -100),
+            Chain::NatOutput => ("nat", "output", 3, -100),
+            Chain::NatPostrouting => ("nat", "postrouting", 4, 100),
+            Chain::FilterForward => ("filter", "forward", 2, 0),
             _ => return None,
         };
-        Some(Hook { hook, number, priority })
+        Some(Hook { kind, hook, number, priority })
     }
 }
 
-/// Where a base chain hangs. All are of type nat and accept what they do not decide.
+/// Where a base chain hangs. All accept what they do not decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hook {
+    /// `nat` or `filter`.
+    pub kind: &'static str,
     /// The hook's name.
     pub hook: &'static str,
     /// The hook's number in the kernel (`NF_INET_...`).
     pub number: u32,
-    /// The priority: destinations are rewritten at -100, sources at 100.
+    /// The priority: destinations are rewritten at -100, packets filtered at 0, sources rewritten at 100.
     pub priority: i32,
 }
 
@@ -230,6 +236,7 @@ impl fmt::Display for Chain {
             Chain::NatPrerouting => f.write_str("nat-prerouting"),
             Chain::NatOutput => f.write_str("nat-output"),
             Chain::NatPostrouting => f.write_str("nat-postrouting"),
+            Chain::FilterForward => f.write_str("filter-forward"),
             Chain::Services => f.write_str("services"),
             Chain::FirewallCheck => f.write_str("firewall-check"),
             Chain::RejectChain => f.write_str("reject-chain"),

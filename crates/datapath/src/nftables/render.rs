@@ -109,7 +109,7 @@ impl Script<'_> {
         for chain in chains {
             let hook = match chain.hook() {
                 Some(hook) => {
-                    format!(" {{ type nat hook {} priority {}; policy accept; }}", hook.hook, hook.priority)
+                    format!(" {{ type {} hook {} priority {}; policy accept; }}", hook.kind, hook.hook, hook.priority)
                 }
                 None => String::new(),
             };

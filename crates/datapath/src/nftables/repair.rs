@@ -38,7 +38,7 @@ fn is_hooked(chain: Chain, found: &ObservedChain) -> bool {
     match (chain.hook(), &found.hook) {
         (None, None) => true,
         (Some(want), Some(found)) => {
-            found.kind == "nat" && found.hook == want.number && found.priority == want.priority && found.accepts
+            found.kind == want.kind && found.hook == want.number && found.priority == want.priority && found.accepts
         }
         _ => false,
     }

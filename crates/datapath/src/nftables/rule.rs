@@ -28,6 +28,9 @@ pub enum Match {
     Held(Held),
     /// Once in so many times.
     OneIn(u32),
+    /// TCP of no flow that conntrack knows, nor the begin or the abrupt end of one, from an address in a set: out of its
+    /// flow's window, mostly.
+    Stray(Set),
 }
 
 /// What a rule does to a packet that it matches.
@@ -88,6 +91,13 @@ pub fn rules(chain: Chain, holds: &Holds) -> Vec<Rule> {
                 "a pod that reached itself",
             ),
             rule(Some(Match::Marked), Action::Goto(Chain::Masquerading), "the answer must come back here"),
+        ],
+        // What conntrack takes for no part of its flow is not rewritten: a client would get an answer from a stranger, whose
+        // refusal ends the backend's connection (kubernetes#74839). Of a flow whose begin went another way, SYN-ACK is such
+        // a packet, and what follows it is not; so asymmetric routes go on working.
+        Chain::FilterForward => vec![
+            rule(Some(Match::Stray(Set::PodNetworks)), Action::Drop, "out of its flow, could not be rewritten"),
+            rule(Some(Match::Stray(Set::HairpinConnections)), Action::Drop, "out of its flow, could not be rewritten"),
         ],
         Chain::Services => services(),
         Chain::FirewallCheck => vec![
@@ -171,6 +181,14 @@ impl Rule {
             Some(Match::Marked) => format!("meta mark and {MASQUERADE_MARK:#x} == {MASQUERADE_MARK:#x} "),
             Some(Match::Tcp) => "meta l4proto tcp ".to_owned(),
             Some(Match::Held(held)) => is_held(held, ip),
+            Some(Match::Stray(set)) => {
+                let source = if set == Set::HairpinConnections {
+                    format!("{ip} saddr . {ip} saddr")
+                } else {
+                    format!("{ip} saddr")
+                };
+                format!("ct state invalid tcp flags & (syn | rst) == 0 {source} @{set} ")
+            }
             Some(Match::OneIn(count)) => format!("numgen random mod {count} == 0 "),
         };
         let action = match self.action {

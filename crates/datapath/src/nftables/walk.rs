@@ -134,6 +134,8 @@ impl Walker<'_> {
             Match::Tcp => self.protocol == Protocol::Tcp,
             Match::Held(held) => self.remembered == Some(held.to),
             Match::OneIn(_) => true,
+            // The first packet of a flow is none.
+            Match::Stray(_) => false,
         }
     }
 

@@ -24,7 +24,7 @@ fn config(variant: Option<Variant>) -> IptablesConfig {
     IptablesConfig { variant, lock_file: Some(lock), lock_wait: Duration::from_secs(60), ..IptablesConfig::default() }
 }
 
-fn iptables(family: Family, variant: Variant) -> Iptables {
+pub(crate) fn iptables(family: Family, variant: Variant) -> Iptables {
     Iptables::new(family, config(Some(variant)))
 }
 

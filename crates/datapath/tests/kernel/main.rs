@@ -13,6 +13,7 @@ mod plans;
 #[allow(dead_code, reason = "shared with the crate's own tests, which use all of it")]
 #[path = "../../src/strategies.rs"]
 mod strategies;
+mod strays;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
