@@ -56,16 +56,19 @@ fn subresources(kind: &'static KindInfo) -> Vec<Subresource> {
     found
 }
 
-fn kinds_of(group: &str) -> impl Iterator<Item = &'static KindInfo> {
-    KINDS.iter().filter(move |kind| kind.group == group)
+fn kinds_of(group: &str, version: &str) -> impl Iterator<Item = &'static KindInfo> {
+    KINDS.iter().filter(move |kind| kind.group == group && kind.version == version)
 }
 
-/// All groups but the core one with their versions, reviews included.
-fn groups() -> Vec<(&'static str, &'static str)> {
-    let mut groups = registry::groups();
-    for review in &REVIEWS {
-        if !groups.contains(&(review.group, "v1")) {
-            groups.push((review.group, "v1"));
+/// All groups but the core one with their versions, the newest first, reviews included.
+fn groups() -> Vec<(&'static str, Vec<&'static str>)> {
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    let reviews = REVIEWS.iter().map(|review| (review.group, "v1"));
+    for (group, version) in registry::groups().into_iter().chain(reviews) {
+        match groups.iter_mut().find(|(known, _)| *known == group) {
+            Some((_, versions)) if versions.contains(&version) => {}
+            Some((_, versions)) => versions.insert(0, version),
+            None => groups.push((group, vec![version])),
         }
     }
     groups
@@ -76,21 +79,24 @@ pub fn api_versions() -> Value {
     json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
 }
 
-fn group_body(group: &str, version: &str) -> Value {
-    let version = json!({"groupVersion": format!("{group}/{version}"), "version": version});
-    json!({"name": group, "versions": [version], "preferredVersion": version})
+fn group_body(group: &str, versions: &[&str]) -> Value {
+    let versions: Vec<Value> = versions
+        .iter()
+        .map(|version| json!({"groupVersion": format!("{group}/{version}"), "version": version}))
+        .collect();
+    json!({"name": group, "versions": versions, "preferredVersion": versions.first()})
 }
 
 /// The answer to `/apis`.
 pub fn group_list() -> Value {
-    let groups: Vec<Value> = groups().into_iter().map(|(group, version)| group_body(group, version)).collect();
+    let groups: Vec<Value> = groups().into_iter().map(|(group, versions)| group_body(group, &versions)).collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
 /// The answer to `/apis/GROUP`.
 pub fn group(name: &str) -> Option<Value> {
-    let (group, version) = groups().into_iter().find(|(group, _)| *group == name)?;
-    let mut body = group_body(group, version);
+    let (group, versions) = groups().into_iter().find(|(group, _)| *group == name)?;
+    let mut body = group_body(group, &versions);
     body["kind"] = "APIGroup".into();
     body["apiVersion"] = "v1".into();
     Some(body)
@@ -98,12 +104,13 @@ pub fn group(name: &str) -> Option<Value> {
 
 /// The answer to `/api/v1` and `/apis/GROUP/VERSION`.
 pub fn resource_list(group: &str, version: &str) -> Option<Value> {
-    let known = (group.is_empty() && version == "v1") || groups().contains(&(group, version));
+    let served = |(known, versions): &(&str, Vec<&str>)| *known == group && versions.contains(&version);
+    let known = (group.is_empty() && version == "v1") || groups().iter().any(served);
     if !known {
         return None;
     }
     let mut resources = Vec::new();
-    for kind in kinds_of(group) {
+    for kind in kinds_of(group, version) {
         resources.push(json!({
             "name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.kind,
             "verbs": VERBS, "shortNames": kind.short_names, "categories": kind.categories,
@@ -134,8 +141,18 @@ fn response_kind((group, version, kind): (&str, &str, &str)) -> Value {
     json!({"group": group, "version": version, "kind": kind})
 }
 
-fn aggregated_group(group: &'static str, version: &'static str) -> Value {
-    let mut resources: Vec<Value> = kinds_of(group)
+fn aggregated_group(group: &'static str, versions: &[&'static str]) -> Value {
+    let versions: Vec<Value> = versions
+        .iter()
+        .map(|version| {
+            json!({"version": version, "resources": aggregated_resources(group, version), "freshness": "Current"})
+        })
+        .collect();
+    json!({"metadata": {"name": group, "creationTimestamp": null}, "versions": versions})
+}
+
+fn aggregated_resources(group: &'static str, version: &'static str) -> Vec<Value> {
+    let mut resources: Vec<Value> = kinds_of(group, version)
         .map(|kind| {
             let parts: Vec<Value> = subresources(kind)
                 .iter()
@@ -156,18 +173,15 @@ fn aggregated_group(group: &'static str, version: &'static str) -> Value {
             "scope": "Cluster", "singularResource": review.kind.to_lowercase(), "verbs": ["create"],
         }));
     }
-    json!({
-        "metadata": {"name": group, "creationTimestamp": null},
-        "versions": [{"version": version, "resources": resources, "freshness": "Current"}],
-    })
+    resources
 }
 
 /// The answer to `/api` or `/apis` for a client that asks for aggregated discovery.
 pub fn aggregated(core: bool) -> Value {
     let items: Vec<Value> = if core {
-        vec![aggregated_group("", "v1")]
+        vec![aggregated_group("", &["v1"])]
     } else {
-        groups().into_iter().map(|(group, version)| aggregated_group(group, version)).collect()
+        groups().into_iter().map(|(group, versions)| aggregated_group(group, &versions)).collect()
     };
     json!({"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items})
 }
@@ -190,7 +204,8 @@ mod tests {
         let aggregated: Vec<Value> = [true, false]
             .into_iter()
             .flat_map(|core| aggregated(core)["items"].as_array().unwrap().clone())
-            .flat_map(|group| group["versions"][0]["resources"].as_array().unwrap().clone())
+            .flat_map(|group| group["versions"].as_array().unwrap().clone())
+            .flat_map(|version| version["resources"].as_array().unwrap().clone())
             .collect();
         assert_eq!(aggregated.len(), KINDS.len() + REVIEWS.len());
         for kind in KINDS {
@@ -199,5 +214,8 @@ mod tests {
             assert_eq!(names.iter().filter(|resource| resource["name"] == kind.plural).count(), 1, "{}", kind.plural);
         }
         assert!(resource_list("apps", "v2").is_none() && group("nope").is_none());
+        let groups = group_list()["groups"].as_array().unwrap().clone();
+        let of_two = groups.iter().filter(|group| group["name"] == "metallb.io").collect::<Vec<_>>();
+        assert_eq!((of_two.len(), &of_two[0]["preferredVersion"]["version"]), (1, &json!("v1beta2")));
     }
 }

@@ -63,6 +63,11 @@ impl KindInfo {
         if self.group.is_empty() { self.kind.to_owned() } else { format!("{}.{}", self.kind, self.group) }
     }
 
+    /// Whether a real cluster has it as a custom resource: values that say nothing are kept, and there is no protobuf.
+    pub fn is_custom(&self) -> bool {
+        is_custom_group(self.group)
+    }
+
     /// The kind that this one's objects are stored as: itself but for a second version.
     pub fn stored(&self) -> &'static KindInfo {
         &KINDS[self.slot]
@@ -89,8 +94,12 @@ const BASE: KindInfo = KindInfo {
 const APPS: KindInfo =
     KindInfo { group: "apps", categories: &["all"], has_status: true, has_scale: true, has_generation: true, ..BASE };
 
+/// What on a real cluster are custom resources.
+const METALLB: KindInfo =
+    KindInfo { group: "metallb.io", version: "v1beta1", has_status: true, has_generation: true, ..BASE };
+
 /// Number of places in the store; the first `SLOTS` entries of [`KINDS`] are stored under their own index.
-pub const SLOTS: usize = 18;
+pub const SLOTS: usize = 28;
 
 /// All kinds. Of two versions of the same objects the stored one comes first.
 pub static KINDS: &[KindInfo] = &[
@@ -246,6 +255,41 @@ pub static KINDS: &[KindInfo] = &[
         slot: 17,
         ..BASE
     },
+    KindInfo { kind: "IPAddressPool", plural: "ipaddresspools", singular: "ipaddresspool", slot: 18, ..METALLB },
+    KindInfo { kind: "L2Advertisement", plural: "l2advertisements", singular: "l2advertisement", slot: 19, ..METALLB },
+    KindInfo {
+        kind: "BGPAdvertisement",
+        plural: "bgpadvertisements",
+        singular: "bgpadvertisement",
+        slot: 20,
+        ..METALLB
+    },
+    KindInfo { version: "v1beta2", kind: "BGPPeer", plural: "bgppeers", singular: "bgppeer", slot: 21, ..METALLB },
+    KindInfo { kind: "BFDProfile", plural: "bfdprofiles", singular: "bfdprofile", slot: 22, ..METALLB },
+    KindInfo { kind: "Community", plural: "communities", singular: "community", slot: 23, ..METALLB },
+    KindInfo { kind: "ServiceL2Status", plural: "servicel2statuses", singular: "servicel2status", slot: 24, ..METALLB },
+    KindInfo {
+        kind: "ServiceBGPStatus",
+        plural: "servicebgpstatuses",
+        singular: "servicebgpstatus",
+        slot: 25,
+        ..METALLB
+    },
+    KindInfo {
+        kind: "ConfigurationState",
+        plural: "configurationstates",
+        singular: "configurationstate",
+        slot: 26,
+        ..METALLB
+    },
+    KindInfo {
+        group: "frrk8s.metallb.io",
+        kind: "BGPSessionState",
+        plural: "bgpsessionstates",
+        singular: "bgpsessionstate",
+        slot: 27,
+        ..METALLB
+    },
     KindInfo {
         group: "events.k8s.io",
         kind: "Event",
@@ -257,6 +301,11 @@ pub static KINDS: &[KindInfo] = &[
         ..BASE
     },
 ];
+
+/// Whether the kinds of a group are custom resources on a real cluster.
+pub fn is_custom_group(group: &str) -> bool {
+    group == METALLB.group || group == "frrk8s.metallb.io"
+}
 
 /// The kind that a path names.
 pub fn by_plural(group: &str, version: &str, plural: &str) -> Option<&'static KindInfo> {
@@ -303,6 +352,7 @@ mod tests {
     #[test]
     fn names_in_paths_and_kinds_are_unique() {
         for (index, kind) in KINDS.iter().enumerate() {
+            assert_eq!(kind.is_custom(), kind.group.ends_with("metallb.io"), "{}", kind.kind);
             for other in &KINDS[index + 1..] {
                 assert!((kind.group, kind.plural) != (other.group, other.plural));
                 assert!((kind.group, kind.kind) != (other.group, other.kind));

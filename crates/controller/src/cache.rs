@@ -5,6 +5,7 @@
 //! versions decide which of the two is newer (they are comparable numbers, KEP-5504).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kube::Resource;
@@ -21,6 +22,12 @@ pub enum Index {
     Owner(Arc<str>),
     /// Pods on this node; pods without one under the empty name.
     Node(Arc<str>),
+    /// Services that have this load-balancer address.
+    Ingress(IpAddr),
+    /// Services with this key for sharing a load-balancer address.
+    SharingKey(Arc<str>),
+    /// Services that are of type LoadBalancer, or have an address as if they were.
+    LoadBalancer,
 }
 
 /// An object that can be cached.

@@ -1,5 +1,5 @@
-//! The controllers: endpoint slices of Services; for the lab also Deployments, ReplicaSets, StatefulSets, a scheduler
-//! and garbage collection.
+//! The controllers: endpoint slices of Services and addresses for load balancers; for the lab also Deployments, ReplicaSets,
+//! StatefulSets, a scheduler and garbage collection.
 //!
 //! ```text
 //!        watch (one per kind)                      worker
@@ -32,6 +32,7 @@ mod endpoints;
 mod events;
 mod feed;
 mod garbage;
+mod load_balancers;
 mod lookup;
 mod nodes;
 pub mod pods;
@@ -58,6 +59,10 @@ pub struct ControllerOptions {
     pub scheduler: bool,
     /// Objects whose owners are gone.
     pub garbage_collection: bool,
+    /// Addresses for Services of type LoadBalancer, out of IPAddressPools.
+    pub load_balancers: bool,
+    /// Only Services with this `loadBalancerClass`; `None`: only those without one.
+    pub load_balancer_class: Option<String>,
     /// So often every object is looked at again, changed or not.
     pub resync: Duration,
 }
@@ -70,6 +75,8 @@ impl Default for ControllerOptions {
             workloads: true,
             scheduler: true,
             garbage_collection: true,
+            load_balancers: true,
+            load_balancer_class: None,
             resync: Duration::from_secs(600),
         }
     }

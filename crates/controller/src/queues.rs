@@ -22,6 +22,8 @@ pub struct Queues {
     pub stateful_sets: Queue<ObjectName>,
     /// Pods without a node.
     pub scheduler: Queue<ObjectName>,
+    /// Services that want addresses, and the pools.
+    pub load_balancers: Queue<LoadBalancerKey>,
     /// Owners and dependents.
     pub garbage: Queue<GarbageKey>,
 }
@@ -36,6 +38,7 @@ impl Queues {
             deployments: Queue::new(busy.clone(), options.workloads),
             stateful_sets: Queue::new(busy.clone(), options.workloads),
             scheduler: Queue::new(busy.clone(), options.scheduler),
+            load_balancers: Queue::new(busy.clone(), options.load_balancers),
             garbage: Queue::new(busy.clone(), options.garbage_collection),
         }
     }
@@ -56,8 +59,18 @@ impl Queues {
             .into_iter()
             .flat_map(|(what, queue)| queue.pending().into_iter().map(move |key| format!("{what} {key}")));
         let garbage = self.garbage.pending().into_iter().map(|(kind, name)| format!("owners of {kind:?} {name}"));
-        named.chain(garbage).collect()
+        let addresses = self.load_balancers.pending().into_iter().map(|key| format!("load balancer {key:?}"));
+        named.chain(addresses).chain(garbage).collect()
     }
+}
+
+/// What the controller of load-balancer addresses looks at.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LoadBalancerKey {
+    /// A Service.
+    Service(ObjectName),
+    /// What is told of all pools.
+    Pools,
 }
 
 /// A kind that takes part as a dependent.

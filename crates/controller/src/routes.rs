@@ -1,7 +1,8 @@
 //! Who looks again after which change: one place that shows how the controllers hang together.
 //!
 //! ```text
-//! Service ─────┬──▶ slices, endpoints            Deployment ──▶ deployments
+//! Service ─────┬──▶ slices, endpoints, addresses Deployment ──▶ deployments
+//! IPAddressPool, Namespace ──▶ addresses of all Services
 //! Pod ─────────┼──▶ slices, endpoints (of the Services that select it), its ReplicaSet or StatefulSet, scheduler
 //! Node ────────┴──▶ slices (of the pods on it), scheduler
 //! EndpointSlice ──▶ slices                       ReplicaSet ──▶ replica sets, its Deployment
@@ -12,16 +13,17 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::core::v1::{Endpoints, Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Resource;
 use signpost_core::object::ObjectName;
+use signpost_metallb::{ConfigurationState, IPAddressPool};
 
 use crate::cache::{Cache, Index, Transition, name_of};
 use crate::context::{Context, Watched};
 use crate::queues::Collected;
 use crate::world::World;
-use crate::{endpoint_slices, endpoints, garbage, lookup, nodes, pods, scheduler, selector};
+use crate::{endpoint_slices, endpoints, garbage, load_balancers, lookup, nodes, pods, scheduler, selector};
 
 /// Old and new, as far as there are both.
 fn versions<K>(change: &Transition<K>) -> impl Iterator<Item = &Arc<K>> {
@@ -133,6 +135,7 @@ impl Watched for Service {
 
     fn route(context: &Context, change: &Transition<Service>) {
         garbage::route(context, Some(Collected::Service), change);
+        load_balancers::route_service(context, change);
         for service in versions(change) {
             context.queues.slices.add(name_of(service.as_ref()));
             context.queues.endpoints.add(name_of(service.as_ref()));
@@ -209,6 +212,45 @@ fn scheduling_changed(change: &Transition<Node>) -> bool {
         )
     };
     change.old.as_ref().map(facts) != change.new.as_ref().map(facts)
+}
+
+impl Watched for Namespace {
+    fn cache(world: &World) -> &Cache<Namespace> {
+        &world.namespaces
+    }
+
+    fn route(context: &Context, change: &Transition<Namespace>) {
+        let labels = |namespace: &Arc<Namespace>| namespace.metadata.labels.clone();
+        if change.old.as_ref().map(labels) != change.new.as_ref().map(labels) {
+            load_balancers::route_all(context);
+        }
+    }
+}
+
+impl Watched for IPAddressPool {
+    fn cache(world: &World) -> &Cache<IPAddressPool> {
+        &world.pools
+    }
+
+    fn route(context: &Context, change: &Transition<IPAddressPool>) {
+        // Its status, which this controller writes, asks for nothing.
+        let asked = |pool: &Arc<IPAddressPool>| (pool.spec.clone(), pool.metadata.labels.clone());
+        if is_resync(change) || change.old.as_ref().map(asked) != change.new.as_ref().map(asked) {
+            load_balancers::route_all(context);
+        }
+    }
+}
+
+impl Watched for ConfigurationState {
+    fn cache(world: &World) -> &Cache<ConfigurationState> {
+        &world.states
+    }
+
+    fn route(context: &Context, change: &Transition<ConfigurationState>) {
+        if change.new.is_none() {
+            load_balancers::route_all(context);
+        }
+    }
 }
 
 impl Watched for ReplicaSet {

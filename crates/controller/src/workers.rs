@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::core::v1::{Endpoints, Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use signpost_metallb::{ConfigurationState, IPAddressPool};
 use tokio::task::JoinSet;
 
 use crate::cache::Transition;
@@ -12,7 +13,7 @@ use crate::context::{Context, Watched};
 use crate::controller::Controller;
 use crate::feed::feed;
 use crate::queue::Outcome;
-use crate::{deployments, endpoint_slices, endpoints, garbage, replica_sets, scheduler, stateful_sets};
+use crate::{deployments, endpoint_slices, endpoints, garbage, load_balancers, replica_sets, scheduler, stateful_sets};
 
 /// Starts a watch for each kind that a running controller needs.
 pub fn feed_caches(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
@@ -30,6 +31,9 @@ pub fn feed_caches(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     start::<Deployment>(context, tasks);
     start::<StatefulSet>(context, tasks);
     start::<ControllerRevision>(context, tasks);
+    start::<Namespace>(context, tasks);
+    start::<IPAddressPool>(context, tasks);
+    start::<ConfigurationState>(context, tasks);
 }
 
 /// Starts the workers; they begin when every cache has had its first list.
@@ -41,6 +45,7 @@ pub fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     workers(context, tasks, stateful_sets::Controller);
     workers(context, tasks, scheduler::Controller);
     workers(context, tasks, garbage::Controller);
+    workers(context, tasks, load_balancers::Controller::default());
     tasks.spawn(resync(context.clone()));
 }
 

@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet, StatefulSet};
-use k8s_openapi::api::core::v1::{Endpoints, Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+use signpost_metallb::{ConfigurationState, IPAddressPool};
 
 use crate::ControllerOptions;
 use crate::cache::{Cache, Cached, Index};
+use crate::load_balancers;
 
 /// One cache per kind.
 #[derive(Default)]
@@ -33,6 +35,12 @@ pub struct World {
     pub stateful_sets: Cache<StatefulSet>,
     /// The templates that StatefulSets had.
     pub revisions: Cache<ControllerRevision>,
+    /// Namespaces.
+    pub namespaces: Cache<Namespace>,
+    /// Pools of load-balancer addresses.
+    pub pools: Cache<IPAddressPool>,
+    /// What is told of the configuration.
+    pub states: Cache<ConfigurationState>,
     /// The kinds that are watched; the caches of others stay empty.
     fed: BTreeSet<&'static str>,
 }
@@ -51,7 +59,10 @@ impl World {
             fed.extend(["Pod", "Node"]);
         }
         if options.garbage_collection {
-            fed.extend(KINDS);
+            fed.extend(&KINDS[..9]);
+        }
+        if options.load_balancers {
+            fed.extend(["Service", "Node", "Namespace", "IPAddressPool", "ConfigurationState"]);
         }
         World { fed, ..World::default() }
     }
@@ -73,13 +84,16 @@ impl World {
             self.deployments.seen(),
             self.stateful_sets.seen(),
             self.revisions.seen(),
+            self.namespaces.seen(),
+            self.pools.seen(),
+            self.states.seen(),
         ];
         KINDS.into_iter().zip(seen).filter(|(kind, _)| self.is_fed(kind)).collect()
     }
 }
 
-/// All kinds, in the order of [`World`]'s caches.
-const KINDS: [&str; 9] = [
+/// All kinds, in the order of [`World`]'s caches; the first nine take part in garbage collection.
+const KINDS: [&str; 12] = [
     "Pod",
     "Service",
     "EndpointSlice",
@@ -89,6 +103,9 @@ const KINDS: [&str; 9] = [
     "Deployment",
     "StatefulSet",
     "ControllerRevision",
+    "Namespace",
+    "IPAddressPool",
+    "ConfigurationState",
 ];
 
 /// The index entry of a namespace's objects with a label.
@@ -125,7 +142,7 @@ impl Cached for Service {
             let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
             Index::Selector(namespace.into(), key.as_str().into(), value.as_str().into())
         });
-        first.into_iter().chain(owners(&self.metadata)).collect()
+        first.into_iter().chain(owners(&self.metadata)).chain(load_balancers::asks::indices(self)).collect()
     }
 }
 
@@ -141,3 +158,16 @@ macro_rules! by_labels_and_owners {
 }
 
 by_labels_and_owners!(EndpointSlice, Endpoints, Node, ReplicaSet, Deployment, StatefulSet, ControllerRevision);
+
+/// Kinds that are found by name alone.
+macro_rules! by_name {
+    ($($kind:ty),+) => { $(
+        impl Cached for $kind {
+            fn indices(&self) -> Vec<Index> {
+                Vec::new()
+            }
+        }
+    )+ };
+}
+
+by_name!(Namespace, IPAddressPool, ConfigurationState);

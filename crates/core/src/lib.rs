@@ -13,6 +13,8 @@ mod facts;
 #[cfg(test)]
 mod fixture;
 mod intern;
+pub mod labels;
+pub mod load_balancer;
 pub mod object;
 pub mod packet;
 pub mod plan;

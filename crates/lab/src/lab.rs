@@ -21,6 +21,7 @@ use crate::daemon::{Daemon, DaemonSpec};
 use crate::error::LabError;
 use crate::images::Images;
 use crate::kubelet::{self, Kubelet};
+use crate::load_balancers;
 use crate::netns::Netns;
 use crate::network::Network;
 use crate::nodes;
@@ -30,7 +31,7 @@ use crate::state::{self, LabDir, NodeRecord, Record};
 use crate::topology::Topology;
 
 /// The kinds whose changes others act on: what [`Lab::settle`] waits for.
-const WATCHED: [&str; 10] = [
+const WATCHED: [&str; 11] = [
     "Pod",
     "Service",
     "EndpointSlice",
@@ -41,6 +42,7 @@ const WATCHED: [&str; 10] = [
     "StatefulSet",
     "Endpoints",
     "Namespace",
+    "IPAddressPool",
 ];
 /// How long [`Lab::settle`] waits.
 const SETTLE: Duration = Duration::from_secs(20);
@@ -92,6 +94,7 @@ impl Lab {
         let (serving, access) = serve(&api, &network, &shutdown).await?;
         let kubeconfig = access.write(&dir)?;
         nodes::register(&api.client(), &spec, &topology).await?;
+        load_balancers::prepare(&api.client(), &spec).await?;
         tell(&format!("API: {}", access.machine_url));
 
         let kubelet = Kubelet::start(kubelet_context(&spec, &dir, &api, &network, &spawner)?);

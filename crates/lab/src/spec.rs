@@ -55,6 +55,25 @@ impl FromStr for Families {
     }
 }
 
+/// How a lab announces load-balancer addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LoadBalancing {
+    /// Nodes answer ARP and NDP for them.
+    L2,
+}
+
+impl FromStr for LoadBalancing {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<LoadBalancing, SpecError> {
+        match text {
+            "l2" => Ok(LoadBalancing::L2),
+            _ => Err(SpecError::LoadBalancing { given: text.to_owned() }),
+        }
+    }
+}
+
 /// A node of a lab.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSpec {
@@ -84,6 +103,8 @@ pub struct LabSpec {
     pub node_config: serde_json::Value,
     /// Image names and the programs on this machine that they stand for. `signpost/echo` is built in.
     pub images: BTreeMap<String, PathBuf>,
+    /// Whether there is a pool of load-balancer addresses from the start, and how they are announced.
+    pub load_balancing: Option<LoadBalancing>,
     /// The signpost binary: node daemons, pods' first processes and the echo server are runs of it.
     pub program: PathBuf,
 }
@@ -100,6 +121,7 @@ impl LabSpec {
             mode: "auto".to_owned(),
             node_config: serde_json::Value::Null,
             images: BTreeMap::new(),
+            load_balancing: None,
             program,
         }
     }
@@ -213,6 +235,12 @@ pub enum SpecError {
     /// Not one of the three.
     #[error("families {given:?} are unknown: take ipv4, ipv6 or dual")]
     Families {
+        /// What was given.
+        given: String,
+    },
+    /// No way of announcing addresses.
+    #[error("load balancing {given:?} is unknown: take l2")]
+    LoadBalancing {
         /// What was given.
         given: String,
     },

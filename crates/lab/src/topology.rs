@@ -111,7 +111,7 @@ impl Topology {
             batch.push(format!("link set {port} up"));
         }
         for address in self.router() {
-            batch.push(add_address(address, prefix(Family::of(address), 24, 64), SEGMENT));
+            batch.push(add_address(address, prefix(Family::of(address), 16, 64), SEGMENT));
         }
         for address in self.router_outside() {
             batch.push(add_address(address, prefix(Family::of(address), 24, 64), "outside"));
@@ -141,7 +141,7 @@ impl Topology {
             ),
         ];
         for address in self.node(n) {
-            batch.push(add_address(address, prefix(Family::of(address), 24, 64), "eth0"));
+            batch.push(add_address(address, prefix(Family::of(address), 16, 64), "eth0"));
         }
         for address in self.gateways(n) {
             batch.push(add_address(address, prefix(Family::of(address), 24, 64), POD_BRIDGE));

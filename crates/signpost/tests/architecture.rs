@@ -37,13 +37,15 @@ const IMPURE: [&str; 22] = [
 ];
 
 /// The crates each crate may use. `core` uses none of ours; nothing uses the binary.
-const MAY_USE: [(&str, &[&str]); 9] = [
+const MAY_USE: [(&str, &[&str]); 11] = [
     ("core", &[]),
+    ("wire", &[]),
+    ("metallb", &["core"]),
     ("datapath", &["core"]),
     ("cluster", &["core"]),
-    ("node", &["core", "datapath", "cluster"]),
-    ("controller", &["core"]),
-    ("apiserver", &["core"]),
+    ("node", &["core", "datapath", "cluster", "wire", "metallb"]),
+    ("controller", &["core", "metallb"]),
+    ("apiserver", &["core", "metallb"]),
     ("diagnose", &["core", "datapath", "cluster"]),
     ("lab", &["core", "datapath", "cluster", "node", "controller", "apiserver", "diagnose"]),
     ("signpost", &["core", "datapath", "cluster", "node", "controller", "apiserver", "lab", "diagnose"]),

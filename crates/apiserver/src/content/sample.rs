@@ -2,6 +2,7 @@
 
 use super::Gvk;
 use super::schema::{Shape, StructId, schemas};
+use crate::registry::is_custom_group;
 use serde_json::{Map, Value, json};
 
 /// An object of a kind with a value in each field, and two elements in each list.
@@ -12,9 +13,10 @@ pub(super) fn full(gvk: &Gvk) -> Value {
     object
 }
 
-/// The kinds whose objects are stored, in order.
+/// The kinds that Kubernetes itself has, in order.
 pub(super) fn kinds() -> Vec<Gvk> {
-    let mut kinds: Vec<Gvk> = schemas().kinds().map(|(gvk, _)| gvk.clone()).collect();
+    let own = schemas().kinds().filter(|(gvk, _)| !is_custom_group(&gvk.group));
+    let mut kinds: Vec<Gvk> = own.map(|(gvk, _)| gvk.clone()).collect();
     kinds.sort();
     kinds
 }

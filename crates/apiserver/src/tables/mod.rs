@@ -2,6 +2,7 @@
 
 mod apps;
 mod core;
+mod custom;
 mod events;
 mod pods;
 mod services;
@@ -49,6 +50,7 @@ const AGE: Column = shown("Age");
 
 fn columns(kind: &KindInfo) -> &'static [Column] {
     match kind.kind {
+        _ if kind.is_custom() => custom::columns(kind.kind),
         "Pod" => pods::COLUMNS,
         "Service" => services::SERVICE,
         "Endpoints" => services::ENDPOINTS,
@@ -72,6 +74,7 @@ fn columns(kind: &KindInfo) -> &'static [Column] {
 
 fn cells(kind: &KindInfo, value: &Value, now: Timestamp) -> Vec<Value> {
     match kind.kind {
+        _ if kind.is_custom() => custom::cells(kind.kind, value, now),
         "Pod" => pods::cells(value, now),
         "Service" => services::service(value, now),
         "Endpoints" => services::endpoints(value, now),

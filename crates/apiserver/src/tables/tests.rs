@@ -122,3 +122,11 @@ fn rows_bring_the_metadata_that_kubectl_needs() {
     assert!(!table.to_string().contains("secret"));
     assert_eq!(table["columnDefinitions"], json!([]));
 }
+
+#[test]
+fn custom_resources_show_the_columns_of_their_definition() {
+    let pool = json!({"metadata": {"name": "default"}, "spec": {"addresses": ["172.18.15.200-172.18.15.210"], "autoAssign": true}});
+    assert_eq!(row("IPAddressPool", pool), ["default", "true", "null", "[\"172.18.15.200-172.18.15.210\"]"]);
+    let status = json!({"metadata": {"name": "l2-x"}, "status": {"node": "n1", "serviceName": "web", "serviceNamespace": "default"}});
+    assert_eq!(row("ServiceL2Status", status), ["l2-x", "n1", "web", "default"]);
+}

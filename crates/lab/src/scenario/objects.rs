@@ -93,6 +93,16 @@ const RESOURCES: &[Resource] = &[
     of("Secret", "api/v1", "secrets"),
     of("ServiceAccount", "api/v1", "serviceaccounts"),
     of("Lease", "apis/coordination.k8s.io/v1", "leases"),
+    of("L2Advertisement", "apis/metallb.io/v1beta1", "l2advertisements"),
+    of("BGPAdvertisement", "apis/metallb.io/v1beta1", "bgpadvertisements"),
+    of("IPAddressPool", "apis/metallb.io/v1beta1", "ipaddresspools"),
+    of("BGPPeer", "apis/metallb.io/v1beta2", "bgppeers"),
+    of("BFDProfile", "apis/metallb.io/v1beta1", "bfdprofiles"),
+    of("Community", "apis/metallb.io/v1beta1", "communities"),
+    of("ServiceL2Status", "apis/metallb.io/v1beta1", "servicel2statuses"),
+    of("ServiceBGPStatus", "apis/metallb.io/v1beta1", "servicebgpstatuses"),
+    of("ConfigurationState", "apis/metallb.io/v1beta1", "configurationstates"),
+    of("BGPSessionState", "apis/frrk8s.metallb.io/v1beta1", "bgpsessionstates"),
     of("Event", "api/v1", "events"),
     global("ServiceCIDR", "apis/networking.k8s.io/v1", "servicecidrs"),
     global("Node", "api/v1", "nodes"),
@@ -100,7 +110,7 @@ const RESOURCES: &[Resource] = &[
 ];
 
 /// Kinds of which a scenario leaves nothing behind.
-const SWEPT: [&str; 12] = [
+const SWEPT: [&str; 19] = [
     "Deployment",
     "StatefulSet",
     "ReplicaSet",
@@ -111,12 +121,19 @@ const SWEPT: [&str; 12] = [
     "NetworkPolicy",
     "ConfigMap",
     "Secret",
+    "L2Advertisement",
+    "BGPAdvertisement",
+    "IPAddressPool",
+    "BGPPeer",
+    "BFDProfile",
+    "Community",
+    "ConfigurationState",
     "Event",
     "ServiceCIDR",
 ];
 
 /// What belongs to the cluster itself.
-const KEPT_NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+const KEPT_NAMESPACES: [&str; 5] = ["default", "kube-system", "kube-public", "kube-node-lease", "metallb-system"];
 
 impl Objects {
     /// Through a client.

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use signpost_lab::spec::SpecError;
+use signpost_lab::spec::{LoadBalancing, SpecError};
 use signpost_lab::{DEFAULT_NAME, Families, Lab, LabSpec, control, spawner};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -31,6 +31,9 @@ pub struct UpCommand {
     /// Address families: ipv4, ipv6 or dual.
     #[arg(long, default_value = "dual")]
     families: Families,
+    /// Give Services of type LoadBalancer addresses, and announce them: l2.
+    #[arg(long, value_name = "HOW")]
+    lb: Option<LoadBalancing>,
     /// The lab's name; labs of different names run side by side.
     #[arg(long, env = "SIGNPOST_LAB", default_value = DEFAULT_NAME)]
     name: String,
@@ -65,6 +68,7 @@ impl UpCommand {
         spec.families = self.families;
         spec.mode.clone_from(&self.mode);
         spec.dir.clone_from(&self.dir);
+        spec.load_balancing = self.lb;
         spec.images = images(&self.images)?;
         spec.check()?;
         Ok(spec)

@@ -16,6 +16,9 @@ fn the_index_names_every_group_with_the_hash_of_its_document() {
         "apis/coordination.k8s.io/v1",
         "apis/discovery.k8s.io/v1",
         "apis/events.k8s.io/v1",
+        "apis/frrk8s.metallb.io/v1beta1",
+        "apis/metallb.io/v1beta1",
+        "apis/metallb.io/v1beta2",
         "apis/networking.k8s.io/v1",
     ];
     assert_eq!(paths, expected);

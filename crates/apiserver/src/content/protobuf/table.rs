@@ -60,7 +60,9 @@ mod tests {
 
     #[test]
     fn every_field_of_every_struct_has_a_number() {
-        for structure in schemas().structs() {
+        // Custom resources are never sent so, nor is what they alone refer to.
+        let is_custom = |name: &str| name.starts_with("io.metallb.") || name.ends_with(".core.v1.SecretReference");
+        for structure in schemas().structs().filter(|structure| !is_custom(&structure.name)) {
             let message = message(&structure.name).unwrap_or_else(|| panic!("no message {}", structure.name));
             let names = names(message);
             for field in structure.fields.keys() {

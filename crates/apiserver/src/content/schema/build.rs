@@ -1,4 +1,4 @@
-//! Pure. Reads `k8s-openapi`'s JSON schemas into shapes.
+//! Pure. Reads the JSON schemas of `k8s-openapi` and of MetalLB's kinds into shapes.
 
 use super::{Field, Schemas, Shape, Struct, StructId, tags};
 use crate::content::Gvk;
@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value};
+use signpost_metallb::schema as metallb;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -64,8 +65,10 @@ pub(super) fn build() -> Schemas {
     let mut settings = SchemaSettings::openapi3();
     settings.transforms.clear();
     let mut generator = settings.into_generator();
+    let custom = metallb::SERVED.iter().map(|served| (served.group, served.version, served.kind, served.schema));
     let kinds: Vec<(Gvk, Arc<str>)> = roots()
         .into_iter()
+        .chain(custom)
         .map(|(group, version, kind, root)| {
             let schema = root(&mut generator);
             let name = schema.as_object().and_then(reference).expect("k8s-openapi's kinds are definitions");
@@ -74,7 +77,7 @@ pub(super) fn build() -> Schemas {
         .collect();
     extras(&mut generator);
     let definitions: BTreeMap<Arc<str>, Value> =
-        generator.take_definitions(false).into_iter().map(|(name, schema)| (name.into(), schema)).collect();
+        generator.take_definitions(false).into_iter().map(|(name, schema)| (name.into(), published(schema))).collect();
     let with_fields = definitions.iter().filter(|(_, schema)| schema.get("properties").is_some());
     let by_name: HashMap<Arc<str>, StructId> =
         with_fields.clone().enumerate().map(|(at, (name, _))| (name.clone(), StructId(at))).collect();
@@ -82,6 +85,11 @@ pub(super) fn build() -> Schemas {
     let structs = with_fields.map(|(name, schema)| reader.structure(name, schema)).collect();
     let by_gvk = kinds.into_iter().map(|(gvk, name)| (gvk, by_name[&name])).collect();
     Schemas { structs, by_name, by_gvk, definitions }
+}
+
+fn published(mut schema: Value) -> Value {
+    metallb::plain(&mut schema);
+    schema
 }
 
 /// The definition that a schema refers to.
@@ -102,6 +110,8 @@ impl Reader<'_> {
         let fields = properties.iter().map(|(field, schema)| {
             let mut tags = tags::of(name, field);
             tags.always |= required.contains(&field.as_str());
+            // A custom resource keeps what is written, whatever it says.
+            tags.pointer |= name.starts_with("io.metallb.");
             (Arc::from(field.as_str()), Field { shape: self.shape(schema), tags })
         });
         Struct { name: name.clone(), fields: fields.collect(), tags: tags::of(name, "*") }

@@ -1,7 +1,7 @@
 //! Pure. The shapes of the API's objects: what `patch`, `prune`, `openapi` and `protobuf` read.
 //!
-//! They come from two sources, joined once at first use: the JSON schemas that `k8s-openapi` carries (fields, types,
-//! descriptions), and `tags.txt` (what Kubernetes' Go types say beyond them: merge keys, list types, pointers).
+//! They come from two sources, joined once at first use: the JSON schemas that `k8s-openapi` and `signpost-metallb` carry
+//! (fields, types, descriptions), and `tags.txt` (what Kubernetes' Go types say beyond them: merge keys, list types, pointers).
 
 mod build;
 mod tags;
