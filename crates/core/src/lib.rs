@@ -9,6 +9,7 @@
 //! No clock, socket, file, environment, log or lock anywhere in this crate: time and randomness are arguments.
 
 pub mod allocator;
+pub mod announce;
 mod facts;
 #[cfg(test)]
 mod fixture;
