@@ -18,7 +18,7 @@ pub mod inspection;
 pub mod kubelet;
 pub mod lab;
 mod load_balancers;
-mod netns;
+pub mod netns;
 pub mod network;
 mod nodes;
 pub mod sandbox;
