@@ -15,6 +15,8 @@ pub mod nftables;
 #[cfg(test)]
 mod pretend;
 pub mod probe;
+#[cfg(test)]
+mod states;
 #[cfg(any(test, feature = "strategies"))]
 pub mod strategies;
 

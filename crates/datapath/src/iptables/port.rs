@@ -352,7 +352,7 @@ impl<'a> Layout<'a> {
             }
             if is_walled {
                 let action = match self.refusing_walls().position(|ranges| ranges == &*frontend.source_ranges) {
-                    Some(wall) if legs.some_is_rejected() => {
+                    Some(wall) if some_pass(key, frontend, legs) => {
                         Action::Jump(self.chain(Part::Firewall(u8::try_from(wall).unwrap_or(u8::MAX))))
                     }
                     _ => Action::Drop,
@@ -364,7 +364,7 @@ impl<'a> Layout<'a> {
                 FrontendKind::ClusterIp => &mut shared.refused_services,
                 _ => &mut shared.refused_externals,
             };
-            refused.extend(self.refusals(legs, &at()));
+            refused.extend(self.refusals(legs, &at(), leads_to_itself(key, frontend)));
         }
         shared
     }
@@ -373,22 +373,23 @@ impl<'a> Layout<'a> {
         matches!(key, FrontendKey::Address { address, .. } if self.around.node_port_addresses.contains(address))
     }
 
-    /// Source ranges of frontends at which an allowed source may have to be refused, each once.
+    /// Source ranges of frontends at which an allowed source may get past the walls, each once.
     fn refusing_walls(&self) -> impl Iterator<Item = &'a [IpNet]> {
         let walled = self
             .frontends
             .iter()
-            .filter(|(_, frontend, legs)| !frontend.source_ranges.is_empty() && legs.some_is_rejected());
+            .filter(|(key, frontend, legs)| !frontend.source_ranges.is_empty() && some_pass(key, frontend, legs));
         let mut ranges: Vec<&'a [IpNet]> = walled.map(|(_, frontend, _)| &*frontend.source_ranges).collect();
         ranges.sort();
         ranges.dedup();
         ranges.into_iter()
     }
 
-    /// What is refused of that which nat left alone. Those that were led to backends do not come here.
-    fn refusals(&self, legs: &Legs, at: &[Match]) -> Vec<Rule> {
+    /// What is refused of that which nat left alone. Those that were led to backends do not come here, unless `to_itself`.
+    fn refusals(&self, legs: &Legs, at: &[Match], to_itself: bool) -> Vec<Rule> {
         let refusal = |leg: Leg, source: Option<Match>| {
             let (comment, action) = match leg.to {
+                Ok(_) if to_itself && source.is_some() => ("is its own endpoint", Action::Return),
                 Ok(_) => return None,
                 Err(End::Reject) if self.port.protocol == Protocol::Tcp => ("has no endpoints", Action::Reset),
                 Err(End::Reject) => ("has no endpoints", Action::Reject),
@@ -399,7 +400,7 @@ impl<'a> Layout<'a> {
         };
         let ends: Vec<End> = legs.all().filter_map(|leg| leg.to.err()).collect();
         let all_alike = ends.windows(2).all(|pair| pair[0] == pair[1]);
-        if let (true, Some(end)) = (all_alike, ends.first()) {
+        if let (true, false, Some(end)) = (all_alike, to_itself, ends.first()) {
             return refusal(Leg { to: Err(*end), masquerade: false }, None).into_iter().collect();
         }
         let pods = legs.pod.into_iter().flat_map(|pod| {
@@ -431,6 +432,24 @@ impl Legs {
 fn number<T>(all: &[T], is: impl Fn(&T) -> bool) -> u8 {
     let number = all.iter().position(is).expect("it was numbered when the layout was made");
     u8::try_from(number).unwrap_or(u8::MAX)
+}
+
+/// Whether packets of allowed sources come to the walls, which else only see those that nat left alone: to be refused
+/// behind them, or led to the frontend itself.
+fn some_pass(key: &FrontendKey, frontend: &Frontend, legs: &Legs) -> bool {
+    legs.some_is_rejected() || leads_to_itself(key, frontend)
+}
+
+/// Whether a backend is the frontend itself: a pod in the node's network behind the node's own address. The kernel does not
+/// count what it sends there as translated.
+fn leads_to_itself(key: &FrontendKey, frontend: &Frontend) -> bool {
+    let FrontendKey::Address { address, port, .. } = *key else { return false };
+    let itself = SocketAddr::new(address, port.get());
+    let leads = |route: &Route| match &route.target {
+        Target::Backends(backends) => backends.iter().any(|backend| backend.address == itself),
+        Target::Reject | Target::Drop => false,
+    };
+    [&frontend.from_pod, &frontend.from_node, &frontend.from_elsewhere].into_iter().any(leads)
 }
 
 /// What finds a frontend's packets.
