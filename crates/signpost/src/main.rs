@@ -1,6 +1,7 @@
 //! The binary: the node daemon, the lab, and the programs that the lab runs in its pods.
 
 mod diagnose_command;
+mod dns_command;
 mod kube_proxy_flags;
 mod lab_command;
 mod lab_test_command;
@@ -28,6 +29,8 @@ enum Command {
     Node(Box<node_command::NodeCommand>),
     Rules(rules_command::RulesCommand),
     Trace(diagnose_command::TraceCommand),
+    /// Answers the names of the cluster.
+    Dns(dns_command::DnsCommand),
     /// A whole cluster on this machine, out of network namespaces.
     Lab(lab_command::LabCommand),
     /// The server behind the image signpost/echo.
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Command::Node(command) => command.run(),
         Command::Rules(command) => command.run(),
         Command::Trace(command) => command.run(),
+        Command::Dns(command) => command.run(),
         Command::Lab(command) => command.run(),
         Command::Echo(command) => command.run(),
         Command::PodInit(command) => return command.run(),

@@ -144,11 +144,12 @@ impl NodeCommand {
 }
 
 /// These errors tell their cause in their own text; it is not to be told again.
-fn whole(error: impl std::error::Error) -> anyhow::Error {
+pub(crate) fn whole(error: impl std::error::Error) -> anyhow::Error {
     anyhow::Error::msg(error.to_string())
 }
 
-fn start_log(verbosity: u8, json: bool) {
+/// The log, on standard error.
+pub(crate) fn start_log(verbosity: u8, json: bool) {
     let level = match verbosity {
         // The client logs each failed request; the daemon says the same once, with its cause.
         0 | 1 => "info,kube_client=off",

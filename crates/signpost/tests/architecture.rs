@@ -37,7 +37,7 @@ const IMPURE: [&str; 22] = [
 ];
 
 /// The crates each crate may use. `core` uses none of ours; nothing uses the binary.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("core", &[]),
     ("wire", &[]),
     ("metallb", &["core"]),
@@ -47,8 +47,9 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ("controller", &["core", "metallb"]),
     ("apiserver", &["core", "metallb"]),
     ("diagnose", &["core", "datapath", "cluster"]),
+    ("dns", &["core", "cluster"]),
     ("lab", &["core", "datapath", "cluster", "node", "controller", "apiserver", "diagnose"]),
-    ("signpost", &["core", "datapath", "cluster", "node", "controller", "apiserver", "lab", "diagnose"]),
+    ("signpost", &["core", "datapath", "cluster", "node", "controller", "apiserver", "lab", "diagnose", "dns"]),
 ];
 
 fn root() -> PathBuf {

@@ -1,0 +1,64 @@
+//! Pure. Names of addresses: a Service's cluster address, the endpoints' addresses, pods'.
+
+use std::net::IpAddr;
+
+use hickory_proto::rr::rdata::PTR;
+use hickory_proto::rr::{Name, RData, RecordType};
+
+use super::Zone;
+use super::answer::{Found, Question, endpoint_name};
+use super::services::Entry;
+use crate::labels::{dashed, reverse};
+use crate::object::StandsFor;
+
+impl Zone {
+    /// A name under `in-addr.arpa` or `ip6.arpa`.
+    pub(super) fn reverse(&self, question: &Question) -> Option<Found> {
+        let range = reverse(question.lower)?;
+        let Some(address) = range.address() else {
+            return self.services.has_address_between(range.first, range.last).then(Found::default);
+        };
+        let mut names = self.names_of(address);
+        if names.is_empty() {
+            return None;
+        }
+        if question.kind != RecordType::PTR {
+            return Found::nothing();
+        }
+        names.truncate(question.most);
+        let record = |name: Name| self.record(question.name, RData::PTR(PTR(name)));
+        Found::only(names.into_iter().map(record).collect())
+    }
+
+    /// A cluster address has its Service's name; the address of endpoints one name per Service; that of other pods their own.
+    fn names_of(&self, address: IpAddr) -> Vec<Name> {
+        let shown = |entry: &&Entry| self.shows_namespace(entry.namespace());
+        let entries: Vec<&Entry> = self.services.of_address(address).filter(shown).collect();
+        let is_cluster_ip = |entry: &&Entry| matches!(entry.stands_for(), Some(StandsFor::ClusterIps { addresses, .. }) if addresses.contains(&address));
+        if let Some(entry) = entries.iter().copied().find(is_cluster_ip) {
+            return self.name(&[entry.name(), entry.namespace(), "svc"]).into_iter().collect();
+        }
+        let mut names = Vec::new();
+        for entry in entries {
+            let offers = matches!(entry.stands_for(), Some(StandsFor::ClusterIps { .. } | StandsFor::Endpoints));
+            if !offers {
+                continue;
+            }
+            for known in entry.endpoints().filter(|known| known.address == address) {
+                let name = self.name(&[&endpoint_name(known), entry.name(), entry.namespace(), "svc"]);
+                names.extend(name.filter(|name| !names.contains(name)));
+            }
+        }
+        if names.is_empty() {
+            let mut namespaces = self.pods.namespaces(address).filter(|namespace| self.shows_namespace(namespace));
+            let name = namespaces.next().and_then(|namespace| self.name(&[&dashed(address), namespace, "pod"]));
+            names.extend(name);
+        }
+        names
+    }
+
+    /// A name in the cluster domain.
+    fn name(&self, labels: &[&str]) -> Option<Name> {
+        Name::from_labels(labels.iter().copied()).ok()?.append_domain(&self.domain).ok()
+    }
+}
