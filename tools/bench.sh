@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 signpost=$(realpath "${1:?usage: tools/bench.sh path/to/signpost (a release build)}")
 
 cargo run --quiet --locked --release -p signpost-core --example plan_speed
-cargo bench --quiet --locked -p signpost-datapath --bench nftables | tail -n 1
+cargo bench --quiet --locked -p signpost-datapath --bench modes | grep '^{'
 cargo run --quiet --locked --release -p signpost-lab --example lab_speed -- "$signpost"
 
 started=$(date +%s%N)

@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::PostParams;
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
@@ -69,13 +70,15 @@ impl Reporter {
 
 async fn post(client: Client, component: &'static str, node: String, mut waiting: mpsc::Receiver<Notice>) {
     let mut told: HashMap<String, Instant> = HashMap::new();
-    while let Some(notice) = waiting.recv().await {
+    while let Some(mut notice) = waiting.recv().await {
         told.retain(|_, at| at.elapsed() < AGAIN);
         let event = event(&notice, component, &node, Timestamp::now());
         let name = event.metadata.name.clone().unwrap_or_default();
         if told.contains_key(&name) {
             continue;
         }
+        notice.object.uid = uid(&client, &notice.object).await;
+        let event = Event { metadata: event.metadata, ..self::event(&notice, component, &node, Timestamp::now()) };
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
         match api.create(&PostParams::default(), &event).await {
@@ -89,6 +92,24 @@ async fn post(client: Client, component: &'static str, node: String, mut waiting
             Err(error) => warn!(object = %notice.object, %error, "cannot write an event"),
         }
         tokio::time::sleep(PACE).await;
+    }
+}
+
+/// The uid of a Service that was named without one: `kubectl describe` shows no Event that lacks it. Asked by a list, for
+/// which a node daemon has the right.
+async fn uid(client: &Client, object: &malformed::ObjectReference) -> Arc<str> {
+    if !object.uid.is_empty() || object.kind != "Service" {
+        return object.uid.clone();
+    }
+    let api: Api<Service> = Api::namespaced(client.clone(), &object.namespace);
+    let named = ListParams::default().fields(&format!("metadata.name={}", object.name));
+    match api.list(&named).await {
+        // A Service that is gone has none any more.
+        Ok(found) => found.items.into_iter().find_map(|found| found.metadata.uid).unwrap_or_default().into(),
+        Err(error) => {
+            debug!(%object, %error, "an event is written without the object's uid");
+            "".into()
+        }
     }
 }
 
@@ -127,7 +148,7 @@ fn event(notice: &Notice, component: &str, node: &str, now: Timestamp) -> Event 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     use axum::Router;
     use axum::http::StatusCode;

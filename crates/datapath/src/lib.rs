@@ -52,6 +52,11 @@ pub trait Datapath {
     /// # Errors
     /// The kernel or its tool refused; in a mode with transactions nothing was changed.
     fn apply(&mut self, change: &Self::Change) -> Result<(), Self::Error>;
+    /// Whether an error says that a change was looked at and refused, so that a smaller one may pass; not that the kernel
+    /// cannot be reached now.
+    fn is_refusal(&self, _error: &Self::Error) -> bool {
+        false
+    }
     /// Where the rules that were found serve UDP, so that flows to what a former process served can be told from others'.
     /// Empty: not known.
     fn udp_frontends(&self, _have: &Self::Observed) -> Vec<SocketAddr> {

@@ -17,7 +17,7 @@ use serde::Serialize;
 use signpost_cluster::client::{ClientError, Connection};
 use signpost_cluster::events::{Notice, Reporter};
 use signpost_cluster::{NodeScope, ObjectReference, Observed};
-use signpost_core::object::Family;
+use signpost_core::object::{Family, ObjectName};
 use signpost_core::planner::NodeConfig;
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
@@ -241,6 +241,9 @@ async fn drive<D>(
         if due.is_some_and(|due| due <= Instant::now()) {
             tokio::task::block_in_place(|| sync.step(&mut Instant::now));
             sync.refusals().for_each(|(family, reason)| reporter.report(refusal(&node, family, reason)));
+            for (family, service, reason) in sync.take_withheld() {
+                reporter.report(withheld(&node, family, &service, &reason));
+            }
             if sync.is_started() && !trimmed {
                 sys::give_memory_back();
                 trimmed = true;
@@ -280,6 +283,15 @@ fn refusal(node: &Arc<str>, family: Family, reason: &str) -> Notice {
     let object = ObjectReference { api_version: "v1", kind: "Node", namespace: "".into(), name, uid };
     let message = format!("the {family} rules cannot be brought to the plan, which is tried again: {reason}");
     Notice { object, reason: "ServiceRulesFailed", message }
+}
+
+/// To the owner of a Service that the kernel of this node does not take.
+fn withheld(node: &str, family: Family, service: &ObjectName, reason: &str) -> Notice {
+    let (namespace, name) = (service.namespace.clone(), service.name.clone());
+    let object = ObjectReference { api_version: "v1", kind: "Service", namespace, name, uid: "".into() };
+    let message =
+        format!("the kernel of node {node} refuses the {family} rules of this Service, which is tried again: {reason}");
+    Notice { object, reason: "ServiceRulesRefused", message }
 }
 
 fn answer<D>(sync: &SyncLoop<D>, question: Question)

@@ -53,6 +53,7 @@ struct FamilyNumbers {
     full: Histogram,
     partial: Histogram,
     failures: u64,
+    withheld: u64,
     repairs: u64,
     flows: Option<Flows>,
 }
@@ -145,6 +146,11 @@ impl Metrics {
         family.all.observe(took_s);
     }
 
+    /// So many Services are not in the kernel, since it refuses their rules.
+    pub fn withheld(&self, family: Family, services: usize) {
+        self.numbers().families.entry(family).or_insert_with(FamilyNumbers::new).withheld = services as u64;
+    }
+
     /// How often a family's flows were compared with the plan, so far.
     pub fn flows(&self, family: Family, totals: Option<&Totals>) {
         let Some(totals) = totals else { return };
@@ -211,6 +217,7 @@ impl FamilyNumbers {
             full: histogram(),
             partial: histogram(),
             failures: 0,
+            withheld: 0,
             repairs: 0,
             flows: None,
         }
@@ -244,6 +251,11 @@ impl Numbers {
             for (family, numbers) in &self.families {
                 text.sample(name, &[("ip_family", ip_family(*family))], count(numbers) as f64);
             }
+        }
+        let name = "signpost_services_refused_by_kernel";
+        text.head(name, "gauge", "Services of which the kernel refuses the rules");
+        for (family, numbers) in &self.families {
+            text.sample(name, &[("ip_family", ip_family(*family))], numbers.withheld as f64);
         }
         self.write_flows(text);
         let times = [

@@ -11,6 +11,7 @@
 
 mod checks;
 mod family;
+mod isolate;
 mod pace;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -221,6 +222,7 @@ impl<D: Datapath> SyncLoop<D> {
             let outcome = family.sync(&self.store, &dirty, compare, began);
             self.metrics.synced(family.family(), &outcome, clock() - began);
             self.metrics.flows(family.family(), family.flow_totals());
+            self.metrics.withheld(family.family(), family.withheld());
             outcomes.push(outcome);
         }
         let ended = clock();
@@ -259,6 +261,15 @@ impl<D: Datapath> SyncLoop<D> {
     /// The families whose kernel refuses, and why.
     pub fn refusals(&self) -> impl Iterator<Item = (Family, &str)> {
         self.families.iter().filter_map(|family| Some((family.family(), family.refusal()?)))
+    }
+
+    /// Services that the kernel does not take, and why; each is told once for each reason.
+    pub fn take_withheld(&mut self) -> Vec<(Family, ObjectName, String)> {
+        let told = self.families.iter_mut().flat_map(|family| {
+            let of = family.family();
+            family.take_untold().into_iter().map(move |(name, reason)| (of, name, reason))
+        });
+        told.collect()
     }
 
     /// Plans and programs of all families as JSON: `{"ipv4": ..., "ipv6": ...}`.

@@ -137,7 +137,21 @@ impl Tool {
 
     /// Carries a change out: one transaction per table.
     pub fn restore(&self, op: &'static str, change: &Change) -> Result<(), IptablesError> {
-        self.restore_with(op, |out| change.write(out))
+        let is_nft = self.is_nft();
+        self.restore_with(op, |out| if is_nft { change.write_for_nft(out) } else { change.write(out) })
+    }
+
+    /// Whether these programs are those on nf_tables. Not known: no, which is right for both.
+    fn is_nft(&self) -> bool {
+        let says_so = || {
+            let said = Command::new(self.program("restore")).arg("--version").stderr(Stdio::null()).output();
+            said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("nf_tables"))
+        };
+        match self.variant {
+            Variant::Nft => true,
+            Variant::Legacy => false,
+            Variant::Plain => says_so(),
+        }
     }
 
     /// The same with a text as `iptables-restore` reads it.

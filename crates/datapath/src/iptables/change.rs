@@ -61,18 +61,28 @@ impl Change {
     /// # Errors
     /// Those of the writer.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.write_with(out, false)
+    }
+
+    /// The same for iptables-nft (seen in 1.8.9), which keeps the names of the chains that a batch mentions in a sorted list and
+    /// goes through it from the begin for each line: that takes a time with the square of the chains, 20 s for 3,000
+    /// Services of 10 endpoints. A command for all chains of the table, as `-S`, lets it do without that list: 2 s. The
+    /// kernel's own chains have to be made before, which the first rule for them does. What `-S` prints nobody reads.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write_for_nft(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.write_with(out, true)
+    }
+
+    fn write_with(&self, out: &mut dyn Write, for_nft: bool) -> io::Result<()> {
         for (table, batch) in &self.tables {
             writeln!(out, "*{}", table.name())?;
-            for chain in batch.set.keys().chain(&batch.removed) {
-                writeln!(out, ":{chain} - [0:0]")?;
-            }
-            for (chain, rules) in &batch.set {
-                for rule in rules.lines() {
-                    writeln!(out, "-A {chain} {rule}")?;
-                }
-            }
-            for line in &batch.base {
-                writeln!(out, "{line}")?;
+            let is_large = for_nft && batch.set.len() >= MANY_CHAINS;
+            let entries = if is_large { batch.write_entries(out)? } else { BTreeSet::new() };
+            batch.write_chains(out, &entries)?;
+            if !is_large {
+                batch.write_base(out)?;
             }
             for chain in &batch.removed {
                 writeln!(out, "-X {chain}")?;
@@ -80,6 +90,40 @@ impl Change {
             writeln!(out, "COMMIT")?;
         }
         Ok(())
+    }
+}
+
+/// From so many chains on a batch is large: for fewer, iptables-nft reads less of the kernel without `-S`.
+const MANY_CHAINS: usize = 100;
+
+impl Batch {
+    /// The lines for the kernel's own chains, with the chains that they lead to, and what ends the search for names. Gives
+    /// those chains.
+    fn write_entries(&self, out: &mut dyn Write) -> io::Result<BTreeSet<String>> {
+        let added = self.base.iter().filter(|line| line.starts_with("-I "));
+        let targets = added.filter_map(|line| Some(line.rsplit_once("-j ")?.1.to_owned()));
+        // One that is there and right is neither written nor emptied.
+        let entries: BTreeSet<String> = targets.filter(|chain| self.set.contains_key(chain)).collect();
+        entries.iter().try_for_each(|chain| writeln!(out, ":{chain} - [0:0]"))?;
+        self.write_base(out)?;
+        writeln!(out, "-S")?;
+        Ok(entries)
+    }
+
+    fn write_chains(&self, out: &mut dyn Write, made: &BTreeSet<String>) -> io::Result<()> {
+        for chain in self.set.keys().chain(&self.removed).filter(|chain| !made.contains(*chain)) {
+            writeln!(out, ":{chain} - [0:0]")?;
+        }
+        for (chain, rules) in &self.set {
+            for rule in rules.lines() {
+                writeln!(out, "-A {chain} {rule}")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_base(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.base.iter().try_for_each(|line| writeln!(out, "{line}"))
     }
 }
 

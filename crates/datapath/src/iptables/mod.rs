@@ -232,6 +232,10 @@ impl Datapath for Iptables {
         walk::walk(program, packet, remembered)
     }
 
+    fn is_refusal(&self, error: &IptablesError) -> bool {
+        matches!(error, IptablesError::Refused { .. })
+    }
+
     fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {
         have.udp_frontends()
     }

@@ -1,7 +1,7 @@
 //! What must hold for every plan: the rules mean what the plan means, a change is what differs, and whatever the kernel
 //! was left with becomes what is wanted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -20,83 +20,31 @@ use super::locate::{found, locate};
 use super::observed::Observed;
 use super::program::Program;
 use super::walk::{fates, walk};
+use crate::Datapath;
+use crate::fake::FakeIptables;
 use crate::strategies::{between, packet, places, plan, plan_and_changes, plan_of};
 
 /// The kernel as iptables shows it: takes what is restored, and refuses what the real one refuses.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Kernel {
-    tables: BTreeMap<&'static str, BTreeMap<String, Vec<String>>>,
+#[derive(Debug, Clone)]
+struct Kernel(FakeIptables);
+
+impl PartialEq for Kernel {
+    fn eq(&self, other: &Kernel) -> bool {
+        self.save() == other.save()
+    }
 }
 
 impl Kernel {
     fn new() -> Kernel {
-        let chains = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), Vec::new())).collect();
-        Kernel {
-            tables: [
-                ("nat", chains(&["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"])),
-                ("filter", chains(&["INPUT", "FORWARD", "OUTPUT"])),
-            ]
-            .into(),
-        }
+        Kernel(FakeIptables::new(Family::Ipv4))
     }
 
     fn restore(&mut self, change: &Change) {
-        let mut bytes = Vec::new();
-        change.write(&mut bytes).unwrap();
-        let mut table = "";
-        for line in String::from_utf8(bytes).unwrap().lines() {
-            assert!(line.len() < 1024 && line.is_ascii(), "{line}");
-            if let Some(name) = line.strip_prefix('*') {
-                table = if name == "nat" { "nat" } else { "filter" };
-            } else if line == "COMMIT" {
-                self.check(table);
-            } else {
-                self.take(table, line);
-            }
-        }
-    }
-
-    fn take(&mut self, table: &str, line: &str) {
-        let chains = self.tables.get_mut(table).unwrap();
-        if let Some(chain) = line.strip_prefix(':') {
-            chains.insert(chain.split(' ').next().unwrap().to_owned(), Vec::new());
-            return;
-        }
-        let (verb, rest) = line.split_once(' ').unwrap();
-        let (name, rule) = rest.split_once(' ').unwrap_or((rest, ""));
-        match verb {
-            "-A" => chains.get_mut(name).unwrap().push(rule.to_owned()),
-            "-I" => chains.get_mut(name).unwrap().insert(0, rule.strip_prefix("1 ").unwrap().to_owned()),
-            "-D" => {
-                let rules = chains.get_mut(name).unwrap();
-                let at = rules.iter().position(|there| there == rule).unwrap();
-                rules.remove(at);
-            }
-            "-X" => assert_eq!(chains.remove(name), Some(Vec::new()), "{name} must be empty"),
-            _ => panic!("{line}"),
-        }
-    }
-
-    /// Every jump leads to a chain.
-    fn check(&self, table: &str) {
-        let chains = &self.tables[table];
-        for rule in chains.values().flatten() {
-            let target = rule.rsplit_once("-j ").unwrap().1.split(' ').next().unwrap();
-            assert!(!target.starts_with("KUBE-") || chains.contains_key(target), "{rule}");
-        }
+        self.0.apply(change).unwrap();
     }
 
     fn save(&self) -> String {
-        let mut saved = String::new();
-        for (table, chains) in &self.tables {
-            saved.push_str(&format!("*{table}\n"));
-            chains.keys().for_each(|name| saved.push_str(&format!(":{name} - [0:0]\n")));
-            for (name, rules) in chains {
-                rules.iter().for_each(|rule| saved.push_str(&format!("-A {name} {rule}\n")));
-            }
-            saved.push_str("COMMIT\n");
-        }
-        saved
+        self.0.save()
     }
 
     /// Only the tables that come before it were reached.
@@ -106,8 +54,16 @@ impl Kernel {
         self.restore(&part);
     }
 
+    /// Rules of one table.
     fn rules(&self, table: &str) -> usize {
-        self.tables[table].values().map(Vec::len).sum()
+        let saved = self.save();
+        let (_, of_table) = saved.split_once(&format!("*{table}\n")).unwrap();
+        of_table.lines().take_while(|line| *line != "COMMIT").filter(|line| line.starts_with("-A ")).count()
+    }
+
+    /// What somebody else restores.
+    fn take(&mut self, table: &str, line: &str) {
+        self.0.restore(&format!("*{table}\n{line}\nCOMMIT\n")).unwrap();
     }
 
     fn observed(&self) -> Observed {
@@ -186,9 +142,9 @@ proptest! {
             prop_assert!(!located.get(key).is_none_or(Vec::is_empty), "{key} stands somewhere");
         }
         // A chain that somebody empties is missed where it is used.
-        let chain = kernel.tables["nat"].keys().find(|name| name.starts_with("KUBE-SEP-")).cloned();
+        let chain = kernel.observed().ours(Table::Nat).find(|name| name.starts_with("KUBE-SEP-")).map(str::to_owned);
         if let Some(chain) = chain {
-            kernel.tables.get_mut("nat").unwrap().insert(chain.clone(), Vec::new());
+            kernel.take("nat", &format!(":{chain} - [0:0]"));
             let missed = locate(&program, &kernel.observed(), &keys).into_values().flatten().filter(|at| !at.held);
             let missed: BTreeSet<String> = missed.map(|at| at.name).collect();
             prop_assert_eq!(missed, BTreeSet::from([format!("nat {chain}")]));
@@ -266,6 +222,24 @@ proptest! {
     }
 
     #[test]
+    fn in_the_form_for_iptables_nft_a_change_does_the_same(
+        (before, after) in (plan_of(Family::Ipv4), plan_of(Family::Ipv4))
+    ) {
+        let (before, mut after) = (shared(before), shared(after));
+        // Many chains, of which the kernel may have none.
+        (1..=20).for_each(|number| web(&mut after, number, &["10.244.1.7:8080", "10.244.2.9:8080"]));
+        for mut kernel in [Kernel::new(), Kernel::holding(&before)] {
+            let change = repair(&Program::of(&after), &kernel.observed());
+            let mut text = Vec::new();
+            change.write_for_nft(&mut text).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            prop_assert!(text.contains("\n-S\n"));
+            kernel.0.restore(&text).unwrap();
+            prop_assert_eq!(&kernel, &Kernel::holding(&after));
+        }
+    }
+
+    #[test]
     fn a_change_that_stopped_between_the_tables_is_brought_to_its_end(
         (before, after) in crate::strategies::family().prop_flat_map(|family| (plan_of(family), plan_of(family)))
     ) {
@@ -285,10 +259,14 @@ proptest! {
     #[test]
     fn cleanup_takes_out_what_is_ours_and_nothing_else(plan in plan()) {
         let mut with_others = Kernel::new();
-        let nat = with_others.tables.get_mut("nat").unwrap();
-        nat.insert("KUBE-KUBELET-CANARY".into(), Vec::new());
-        nat.insert("CNI-HOSTPORT-DNAT".into(), vec!["-j RETURN".into()]);
-        nat.get_mut("PREROUTING").unwrap().push("-j CNI-HOSTPORT-DNAT".into());
+        for line in [
+            ":KUBE-KUBELET-CANARY - [0:0]",
+            ":CNI-HOSTPORT-DNAT - [0:0]",
+            "-A CNI-HOSTPORT-DNAT -j RETURN",
+            "-A PREROUTING -j CNI-HOSTPORT-DNAT",
+        ] {
+            with_others.take("nat", line);
+        }
         let mut kernel = with_others.clone();
         kernel.restore(&repair(&Program::of(&plan), &kernel.observed()));
         prop_assert_ne!(&kernel, &with_others);
@@ -338,19 +316,20 @@ fn node_port(port: u16) -> FrontendKey {
 
 /// One with everything that there is: cluster address, node port and load balancer, of which the outside meets only the
 /// endpoint that is on this node.
-fn web(plan: &mut NodePlan, number: u8, backends: &[&str]) {
+fn web(plan: &mut NodePlan, number: u16, backends: &[&str]) {
     let name = format!("web-{number}");
     let name = if number == 1 { "web" } else { &name };
-    let cluster_ip = SocketAddr::new([10, 96, number / 100, number].into(), 80);
+    let [high, low] = number.to_be_bytes();
+    let cluster_ip = SocketAddr::new([10, 96, high, low].into(), 80);
     plan.cluster_ips.insert(cluster_ip.ip());
     let inside = [to(backends, false), to(backends, true), to(backends, true)];
     let outside = [to(backends, false), to(backends, true), to(&backends[..1], false)];
     plan.frontends.insert(at(&cluster_ip.to_string()), frontend(name, FrontendKind::ClusterIp, inside));
     let on_nodes = frontend(name, FrontendKind::NodePort, outside.clone());
-    plan.frontends.insert(node_port(30_000 + u16::from(number)), on_nodes);
+    plan.frontends.insert(node_port(30_000 + number), on_nodes);
     let mut balanced = frontend(name, FrontendKind::LoadBalancer, outside);
     balanced.source_ranges = ["203.0.113.0/24".parse().unwrap()].into();
-    plan.frontends.insert(at(&format!("192.0.2.{number}:80")), balanced);
+    plan.frontends.insert(at(&SocketAddr::new([192, 0, 2 + high, low].into(), 80).to_string()), balanced);
 }
 
 #[test]
@@ -373,7 +352,7 @@ fn the_rules_of_a_service_are_readable() {
 }
 
 /// With its Services, chains and rules of nat and filter.
-fn size(services: u8) -> [usize; 4] {
+fn size(services: u16) -> [usize; 4] {
     let mut plan = empty();
     (1..=services).for_each(|number| web(&mut plan, number, &["10.244.1.7:8080", "10.244.2.9:8080"]));
     let kernel = Kernel::holding(&plan);
@@ -387,7 +366,7 @@ fn a_service_of_two_endpoints_and_three_addresses_costs_so_many_rules() {
     let none = size(0);
     assert_eq!(none, [4, 8, 7, 18]);
     let per_service = [6, 14, 0, 2];
-    for services in [1, 200] {
+    for services in [1, 1_000] {
         let expected: Vec<usize> =
             none.iter().zip(per_service).map(|(fixed, each)| fixed + each * usize::from(services)).collect();
         assert_eq!(size(services).as_slice(), expected);
@@ -438,6 +417,6 @@ fn what_an_object_claims_cannot_leave_its_comment() {
         frontend.service_port.port = "\u{7f}ü".repeat(200).into();
     }
     let kernel = Kernel::holding(&plan);
-    assert!(kernel.tables["filter"]["FORWARD"].iter().all(|rule| rule.contains("KUBE-")));
+    assert!(kernel.0.rules(Table::Filter, "FORWARD").unwrap().iter().all(|rule| rule.contains("KUBE-")));
     assert!(kernel.save().lines().all(|line| !line.starts_with("-A FORWARD -j ACCEPT")));
 }

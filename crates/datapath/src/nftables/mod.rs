@@ -187,6 +187,10 @@ impl Datapath for Nftables {
         walk::walk(program, packet, remembered)
     }
 
+    fn is_refusal(&self, error: &NftablesError) -> bool {
+        matches!(error, NftablesError::Refused { .. })
+    }
+
     fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {
         have.table.as_ref().map(observed::Table::udp_frontends).unwrap_or_default()
     }

@@ -14,6 +14,8 @@ use signpost_core::planner::NodePortAddresses;
 
 use super::*;
 
+mod faults;
+
 /// A kernel that holds a plan as it is.
 #[derive(Debug, Default)]
 struct Kernel {
@@ -126,20 +128,7 @@ impl World {
     fn with(kernel: Kernel, pods: PodRanges) -> World {
         let kernel = Arc::new(Mutex::new(kernel));
         let progress = Arc::new(Progress::new());
-        let options = SyncOptions {
-            node: NODE.into(),
-            mode: Mode::Nftables,
-            pods,
-            min_sync_period: Duration::ZERO,
-            sync_period: Duration::from_secs(30),
-        };
-        let config = NodeConfig {
-            node: NODE.into(),
-            cluster_cidrs: vec![],
-            masquerade_all: false,
-            node_addresses: BTreeSet::from([IpAddr::from([172, 18, 0, 11])]),
-            node_port_addresses: NodePortAddresses::Primary,
-        };
+        let (options, config) = options(pods);
         let datapaths = vec![(Family::Ipv4, Fake(kernel.clone()), None)];
         let metrics = Arc::new(Metrics::new());
         let sync = SyncLoop::new(options, config, datapaths, progress.clone(), metrics);
@@ -207,6 +196,24 @@ impl World {
     fn kernel_holds_the_plan(&self) -> bool {
         self.kernel.lock().unwrap().holds.as_ref() == Some(self.sync.families[0].plan())
     }
+}
+
+fn options(pods: PodRanges) -> (SyncOptions, NodeConfig) {
+    let options = SyncOptions {
+        node: NODE.into(),
+        mode: Mode::Nftables,
+        pods,
+        min_sync_period: Duration::ZERO,
+        sync_period: Duration::from_secs(30),
+    };
+    let config = NodeConfig {
+        node: NODE.into(),
+        cluster_cidrs: vec![],
+        masquerade_all: false,
+        node_addresses: BTreeSet::from([IpAddr::from([172, 18, 0, 11])]),
+        node_port_addresses: NodePortAddresses::Primary,
+    };
+    (options, config)
 }
 
 fn node() -> Node {

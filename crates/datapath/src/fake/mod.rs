@@ -1,6 +1,8 @@
 //! The mode nftables with a kernel in memory: for tests of what drives a datapath, with the faults that a real kernel
 //! has. It takes the same changes, keeps the same table, and refuses what the kernel refuses.
 
+mod iptables;
+
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
@@ -18,6 +20,8 @@ use crate::nftables::observed::{ObservedChain, ObservedHook, Table};
 use crate::nftables::render::layout_name;
 use crate::nftables::rule::{Action, rules};
 use crate::nftables::{Nftables, NftablesConfig, NftablesError, Observed, Program};
+
+pub use iptables::FakeIptables;
 
 /// What goes wrong with the next call that can meet it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +110,10 @@ impl Datapath for FakeNftables {
 
     fn walk(&self, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
         self.decide.walk(program, packet, remembered)
+    }
+
+    fn is_refusal(&self, error: &NftablesError) -> bool {
+        self.decide.is_refusal(error)
     }
 
     fn observe(&mut self) -> Result<Observed, NftablesError> {
