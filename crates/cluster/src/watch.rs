@@ -118,6 +118,17 @@ impl<O: Send + 'static> Watches<O> {
         self.start(Subject { name, fields: None, optional: false }, translate);
     }
 
+    /// Begins to watch the objects of a kind that a field selector selects. An API without the kind, or that keeps it from us, has
+    /// no objects of it. Must be called inside a tokio runtime.
+    pub fn add_optional<K: Listed>(
+        &mut self,
+        name: &'static str,
+        fields: Option<String>,
+        translate: fn(Told<K>) -> Vec<O>,
+    ) {
+        self.start(Subject { name, fields, optional: true }, translate);
+    }
+
     /// What the API's answers say of the API itself.
     pub fn reach(&self) -> Reach {
         Reach(self.troubles.clone())

@@ -29,6 +29,8 @@ pub struct Listed {
     pub service_cidrs: Vec<Value>,
     /// NetworkPolicies.
     pub network_policies: Vec<Value>,
+    /// Leases: among them the records of which node announces an address.
+    pub leases: Vec<Value>,
 }
 
 /// What is known of a pod's listeners besides its object.
@@ -115,8 +117,18 @@ impl Listed {
             pods: self.pods.iter().filter_map(|pod| pod_view(pod, family, listeners)).collect(),
             outside: around.outside.iter().copied().find(of_family),
             others: around.others.iter().copied().filter(|address| of_family(&address.ip())).collect(),
-            routes: around.routes.clone(),
+            routes: self.announced().chain(around.routes.clone()).collect(),
         }
+    }
+
+    /// The load-balancer addresses that nodes announce, each with its node.
+    pub fn announced(&self) -> impl Iterator<Item = (IpAddr, String)> + '_ {
+        self.leases.iter().filter_map(|lease| {
+            let annotations = lease.pointer("/metadata/annotations")?;
+            let address = annotations.get("signpost.dev/address")?.as_str()?.parse().ok()?;
+            let holder = text(lease, "/spec/holderIdentity").filter(|holder| !holder.is_empty())?;
+            Some((address, holder.to_owned()))
+        })
     }
 
     /// The address and port that a destination means in one family. Without a port (ICMP echo) the port is 0.

@@ -27,6 +27,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tracing::{info, warn};
 
+use crate::announce::Announcer;
 use crate::config::{NodeOptions, PodRanges};
 use crate::handover::{self, CleanupError, HandoverError};
 use crate::instance::{Instance, InstanceError};
@@ -90,17 +91,18 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
         signpost_cluster::client::connect(options.kubeconfig.as_deref(), options.master.as_deref()).await?;
     let addresses = addresses::follow().map_err(NodeError::Addresses)?;
     let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
+    let announcer = Announcer::new(client.clone(), &server, options.node.clone());
     let observed = signpost_cluster::watch(client, &server, &NodeScope::Own(options.node.clone()));
     match mode {
         Mode::Nftables => {
             let part = |family| (family, nftables(family, options.take_over), flows(family));
             let datapaths = families.into_iter().map(part).collect();
-            serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
+            serve(&options, mode, datapaths, observed, addresses, reporter, announcer, shutdown).await;
         }
         Mode::Iptables => {
             let part = |family| (family, iptables(family, options.take_over), flows(family));
             let datapaths = families.into_iter().map(part).collect();
-            serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
+            serve(&options, mode, datapaths, observed, addresses, reporter, announcer, shutdown).await;
         }
     }
     info!("signpost node ends; its rules stay");
@@ -156,6 +158,7 @@ async fn serve<D>(
     observed: impl Stream<Item = Observed> + Send + Unpin + 'static,
     mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
     reporter: Reporter,
+    announcer: Announcer,
     shutdown: impl Future<Output = ()>,
 ) where
     D: Datapath + Debug + Send + 'static,
@@ -200,12 +203,15 @@ async fn serve<D>(
         min_sync_period: options.min_sync_period,
         sync_period: options.sync_period,
     };
+    let announcing = announcer.start(progress.served());
     let sync = SyncLoop::new(sync_options, config, datapaths, progress, metrics);
     let (stop, stopped) = oneshot::channel();
     let node = options.node.clone();
     let mut driver = tokio::spawn(drive(sync, node, observed, addresses, questions, reporter, stopped));
     tokio::select! {
         () = shutdown => {
+            // While the kernel still forwards, others take the addresses over.
+            announcing.leave().await;
             // The receiver is gone if the driver ended, which it does only by a panic.
             let _ = stop.send(());
             if tokio::time::timeout(LAST_CALL, &mut driver).await.is_err() {

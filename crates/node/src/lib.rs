@@ -3,10 +3,12 @@
 //! ```text
 //! config ─▶ daemon ─┬─ cluster::watch, addresses ─▶ sync ─▶ datapath
 //!                   ├─ service_health: healthCheckNodePort of Services
+//!                   ├─ announce: load-balancer addresses, once the kernel serves them
 //!                   └─ server: /healthz /livez, /metrics /proxyMode /programmed /plan /program /rules
 //! ```
 
 pub mod addresses;
+pub mod announce;
 pub mod config;
 pub mod daemon;
 pub mod handover;

@@ -1,9 +1,10 @@
 //! What others may know of the loop: how far it is, and whether it is well.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use signpost_core::announce::served::AllServed;
 use signpost_core::store::Kind;
 use tokio::sync::watch;
 
@@ -71,6 +72,7 @@ pub enum Outcome {
 pub struct Progress {
     programmed: watch::Sender<Option<Revisions>>,
     checks: watch::Sender<Checks>,
+    served: watch::Sender<AllServed>,
     health: Mutex<Health>,
 }
 
@@ -80,6 +82,7 @@ impl Progress {
         Progress {
             programmed: watch::Sender::new(None),
             checks: watch::Sender::new(Checks::new()),
+            served: watch::Sender::new(AllServed::default()),
             health: Mutex::new(Health::default()),
         }
     }
@@ -97,6 +100,19 @@ impl Progress {
     /// Follows what health checks of Services are to answer.
     pub fn checks(&self) -> watch::Receiver<Checks> {
         self.checks.subscribe()
+    }
+
+    /// Follows the Services with load-balancer addresses, as the kernel serves them.
+    pub fn served(&self) -> watch::Receiver<AllServed> {
+        self.served.subscribe()
+    }
+
+    pub(crate) fn publish_served(&self, served: AllServed) {
+        self.served.send_if_modified(|current| {
+            let changed = !Arc::ptr_eq(current, &served);
+            *current = served;
+            changed
+        });
     }
 
     pub(crate) fn publish_checks(&self, checks: Checks) {

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use signpost_cluster::Observed;
+use signpost_core::announce::served::ServedServices;
 use signpost_core::object::{Family, Node, ObjectName};
 use signpost_core::planner::NodeConfig;
 use signpost_core::store::{Event, Kind, Store};
@@ -71,6 +72,7 @@ pub struct SyncLoop<D: Datapath> {
     store: Store,
     families: Vec<FamilySync<D>>,
     checks: HealthChecks,
+    served: ServedServices,
     /// The node as it was last, should its object be deleted under us.
     own: Option<Node>,
     /// All is known that the first comparison needs; from then on the kernel is kept in step.
@@ -117,6 +119,7 @@ impl<D: Datapath> SyncLoop<D> {
             store: Store::new(),
             families,
             checks: HealthChecks::default(),
+            served: ServedServices::default(),
             own: None,
             started: false,
             waiting_since: None,
@@ -216,6 +219,7 @@ impl<D: Datapath> SyncLoop<D> {
         let now = clock();
         let dirty = self.store.take_dirty();
         self.checks.update(&self.store, &dirty, &self.options.node);
+        self.served.update(&self.store, &dirty);
         let mut outcomes = Vec::with_capacity(self.families.len());
         for family in &mut self.families {
             let began = clock();
@@ -390,6 +394,7 @@ impl<D: Datapath> SyncLoop<D> {
         self.progress.health().updated();
         let addresses = self.families.iter().map(|family| (family.family(), &family.plan().node_port_addresses));
         self.progress.publish_checks(self.checks.checks(addresses));
+        self.progress.publish_served(self.served.all());
         self.progress.publish(self.seen);
     }
 }

@@ -1,8 +1,9 @@
-//! What no safe wrapper offers: how the C library's allocator keeps memory, and waiting for a bare file descriptor.
-#![allow(unsafe_code)] // mallopt, malloc_trim and AsyncFd::register have no safe wrapper.
+//! What no safe wrapper offers: how the C library's allocator keeps memory, waiting for a bare file descriptor, and packet
+//! sockets with the addresses of their frames.
+#![allow(unsafe_code)] // mallopt, malloc_trim, AsyncFd::register and sockaddr_ll have no safe wrapper.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -14,6 +15,126 @@ use tokio::io::unix::AsyncFd;
 pub(crate) fn watch_readable(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd gives the same open descriptor as long as it lives, and AsyncFd keeps it.
     unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.map_err(io::Error::from)
+}
+
+/// What stands around a packet that was received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// The interface that it came in by.
+    pub interface: u32,
+    /// Who sent it.
+    pub sender: [u8; 6],
+    /// It was sent to this host, to a group or to everybody; not by this host, and not to another one.
+    pub is_for_us: bool,
+    /// Bytes of the packet.
+    pub length: usize,
+}
+
+/// A socket that gets each packet of an Ethernet protocol from every interface, without the Ethernet header.
+///
+/// # Errors
+/// No CAP_NET_RAW.
+pub(crate) fn packet_socket(protocol: u16) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: socket takes three integers.
+    let socket = unsafe { libc::socket(libc::AF_PACKET, kind, i32::from(protocol.to_be())) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave this descriptor to us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+}
+
+/// Lets a packet socket for IPv6 keep neighbour solicitations alone.
+///
+/// # Errors
+/// The kernel refused.
+pub(crate) fn keep_solicitations(socket: &OwnedFd) -> io::Result<()> {
+    const LOAD_BYTE: u16 = 0x30;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut steps = [
+        step(LOAD_BYTE, 0, 0, 6), // the next header is ICMPv6,
+        step(JUMP_IF_EQUAL, 0, 3, 58),
+        step(LOAD_BYTE, 0, 0, 40), // and its type a solicitation
+        step(JUMP_IF_EQUAL, 0, 1, 135),
+        step(RETURN, 0, 0, 0xffff),
+        step(RETURN, 0, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: 6, filter: steps.as_mut_ptr() };
+    let length = size_of::<libc::sock_fprog>() as libc::socklen_t;
+    // SAFETY: the program points to six steps and is of the length that is said; both live during the call, which copies them.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            length,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A packet that waits. What does not fit into the buffer is cut off.
+///
+/// # Errors
+/// `WouldBlock` if there is none; or the kernel's.
+pub(crate) fn receive_frame(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Frame> {
+    // SAFETY: sockaddr_ll is integers only, for which zeros are a value.
+    let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: buffer and address are writable for the lengths that are said, during the call.
+    let received = unsafe {
+        libc::recvfrom(
+            socket.as_raw_fd(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            libc::MSG_DONTWAIT,
+            (&raw mut from).cast(),
+            &raw mut length,
+        )
+    };
+    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    let [a, b, c, d, e, f, ..] = from.sll_addr;
+    let kinds = [libc::PACKET_HOST, libc::PACKET_BROADCAST, libc::PACKET_MULTICAST];
+    Ok(Frame {
+        interface: u32::try_from(from.sll_ifindex).unwrap_or_default(),
+        sender: [a, b, c, d, e, f],
+        is_for_us: kinds.contains(&from.sll_pkttype),
+        length: received,
+    })
+}
+
+/// Sends a packet out of an interface; the kernel writes the Ethernet header.
+///
+/// # Errors
+/// The interface is gone or down.
+pub(crate) fn send_frame(socket: &OwnedFd, interface: u32, to: [u8; 6], protocol: u16, bytes: &[u8]) -> io::Result<()> {
+    let [a, b, c, d, e, f] = to;
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: protocol.to_be(),
+        sll_ifindex: i32::try_from(interface).map_err(io::Error::other)?,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 6,
+        sll_addr: [a, b, c, d, e, f, 0, 0],
+    };
+    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: bytes and address are readable for the lengths that are said, during the call.
+    let sent = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_DONTWAIT,
+            (&raw const address).cast(),
+            length,
+        )
+    };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// One heap for all threads. Threads of their own heaps keep what a big list once took.

@@ -322,6 +322,8 @@ fn is_of_the_cluster(reference: &ObjectRef, object: &Value) -> bool {
         "ConfigMap" => system || reference.name == "kube-root-ca.crt",
         "Service" | "EndpointSlice" | "Endpoints" => in_kept && is_kubernetes,
         "ServiceCIDR" => reference.name == "kubernetes",
+        // The key by which the nodes know each other's heartbeats.
+        "Secret" => system || reference.name == "signpost-heartbeat",
         _ => system,
     }
 }

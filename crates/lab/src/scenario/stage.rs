@@ -198,6 +198,7 @@ impl Stage {
             nodes: list("Node").await?,
             pods: list("Pod").await?,
             services: list("Service").await?,
+            leases: list("Lease").await?,
             ..Listed::default()
         })
     }
