@@ -1,5 +1,5 @@
-//! Announces load-balancer addresses on the nodes' own network: exactly one node answers for each, and only one whose kernel
-//! serves it.
+//! Announces load-balancer addresses: on the nodes' own network, where exactly one node answers for each, and by BGP ([`bgp`]);
+//! only nodes whose kernel serves an address take part.
 //!
 //! ```text
 //! API ──▶ known ─────────────┐                  ┌─▶ responder: ARP, NDP, gratuitous bursts
@@ -11,6 +11,7 @@
 //! As long as there is no L2Advertisement, pools and advertisements are watched, and nothing else is done. What is decided, and
 //! why two nodes never answer for long, stands in `signpost_core::announce`.
 
+pub mod bgp;
 pub mod heartbeat;
 pub mod interfaces;
 pub mod known;
@@ -74,22 +75,29 @@ impl Announcer {
 
     /// Starts. Must be called inside a tokio runtime.
     pub fn start(self, served: watch::Receiver<AllServed>) -> Announcing {
-        let (leaving, leave) = mpsc::channel(1);
-        Announcing { task: tokio::spawn(run(self, served, leave)), leaving }
+        let (by_bgp, leave_bgp) = mpsc::channel(1);
+        let Announcer { client, server, node } = &self;
+        let bgp = bgp::run(client.clone(), server.clone(), node.clone(), served.clone(), leave_bgp);
+        let bgp = tokio::spawn(bgp);
+        let (by_l2, leave) = mpsc::channel(1);
+        Announcing { leaving: [by_l2, by_bgp], tasks: [tokio::spawn(run(self, served, leave)), bgp] }
     }
 }
 
 /// A running announcer. Dropped: it ends at once, and the others take it for dead.
 pub struct Announcing {
-    leaving: mpsc::Sender<oneshot::Sender<()>>,
-    task: JoinHandle<()>,
+    leaving: [mpsc::Sender<oneshot::Sender<()>>; 2],
+    tasks: [JoinHandle<()>; 2],
 }
 
 impl Announcing {
     /// Hands over what others can have, and ends.
     pub async fn leave(self) {
-        let (done, waits) = oneshot::channel();
-        if self.leaving.send(done).await.is_ok() && tokio::time::timeout(LEAVE, waits).await.is_err() {
+        let left = self.leaving.iter().map(|leaving| async {
+            let (done, waits) = oneshot::channel();
+            leaving.send(done).await.is_err() || tokio::time::timeout(LEAVE, waits).await.is_ok()
+        });
+        if futures::future::join_all(left).await.contains(&false) {
             warn!("not all announced addresses could be handed over in time");
         }
     }
@@ -97,7 +105,7 @@ impl Announcing {
 
 impl Drop for Announcing {
     fn drop(&mut self) {
-        self.task.abort();
+        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 

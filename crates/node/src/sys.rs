@@ -137,6 +137,67 @@ pub(crate) fn send_frame(socket: &OwnedFd, interface: u32, to: [u8; 6], protocol
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// How many routers what a socket sends may pass.
+///
+/// # Errors
+/// The kernel refused.
+pub(crate) fn set_hops(socket: &impl AsRawFd, is_ipv4: bool, hops: u32) -> io::Result<()> {
+    let (level, option) =
+        if is_ipv4 { (libc::IPPROTO_IP, libc::IP_TTL) } else { (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) };
+    let hops = i32::try_from(hops).map_err(io::Error::other)?;
+    set_option(socket, level, option, &hops)
+}
+
+/// Signs what a TCP socket sends to a peer, and demands that of the peer (RFC 2385). Before it connects.
+///
+/// # Errors
+/// The kernel refused: it has no MD5 for TCP, or the password is too long.
+pub(crate) fn set_tcp_md5(socket: &impl AsRawFd, peer: std::net::SocketAddr, password: &str) -> io::Result<()> {
+    /// linux/tcp.h
+    #[repr(C)]
+    struct Signature {
+        address: libc::sockaddr_storage,
+        flags: u8,
+        prefix_length: u8,
+        key_length: u16,
+        interface: libc::c_int,
+        key: [u8; libc::TCP_MD5SIG_MAXKEYLEN],
+    }
+    let mut key = [0; libc::TCP_MD5SIG_MAXKEYLEN];
+    let place = key.get_mut(..password.len()).ok_or_else(|| io::Error::other("a password has at most 80 bytes"))?;
+    place.copy_from_slice(password.as_bytes());
+    // SAFETY: sockaddr_storage is integers only, for which zeros are a value.
+    let mut address: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    match peer {
+        std::net::SocketAddr::V4(v4) => {
+            let inner = (&raw mut address).cast::<libc::sockaddr_in>();
+            // SAFETY: a sockaddr_storage has room and alignment for a sockaddr_in; nobody else knows it yet.
+            unsafe {
+                (*inner).sin_family = libc::AF_INET as u16;
+                (*inner).sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+            }
+        }
+        std::net::SocketAddr::V6(v6) => {
+            let inner = (&raw mut address).cast::<libc::sockaddr_in6>();
+            // SAFETY: a sockaddr_storage has room and alignment for a sockaddr_in6; nobody else knows it yet.
+            unsafe {
+                (*inner).sin6_family = libc::AF_INET6 as u16;
+                (*inner).sin6_addr.s6_addr = v6.ip().octets();
+            }
+        }
+    }
+    let key_length = password.len() as u16;
+    let signature = Signature { address, flags: 0, prefix_length: 0, key_length, interface: 0, key };
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_MD5SIG, &signature)
+}
+
+fn set_option<T>(socket: &impl AsRawFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the value is readable for its own length during the call; the kernel copies it.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const *value).cast(), length) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// One heap for all threads. Threads of their own heaps keep what a big list once took.
 pub(crate) fn share_one_heap() {
     // SAFETY: mallopt takes two integers and changes the allocator's settings under its own lock.

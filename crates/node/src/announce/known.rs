@@ -112,7 +112,7 @@ impl Known {
 
     /// The nodes, by name.
     pub fn nodes(&self) -> BTreeMap<Arc<str>, Announcer> {
-        self.nodes.objects.iter().map(|(name, (_, node))| (name.name.clone(), node.as_ref().clone())).collect()
+        self.nodes.by_name()
     }
 
     /// The record of an address.
@@ -178,7 +178,8 @@ fn advertisement(object: &L2Advertisement) -> Result<Advertisement, String> {
     })
 }
 
-fn load_balancer(service: &Service) -> LoadBalancer {
+/// What announcing needs of a Service.
+pub fn load_balancer(service: &Service) -> LoadBalancer {
     let annotations = service.metadata.annotations.as_ref();
     LoadBalancer {
         uid: service.metadata.uid.clone().unwrap_or_default(),
@@ -187,7 +188,8 @@ fn load_balancer(service: &Service) -> LoadBalancer {
     }
 }
 
-fn announcer(node: &Node) -> Announcer {
+/// What announcing needs of a node.
+pub fn announcer(node: &Node) -> Announcer {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let mut ready = node.metadata.deletion_timestamp.is_none();
     for condition in conditions {
@@ -216,13 +218,31 @@ impl<T> Default for Table<T> {
     }
 }
 
+impl<T: Clone> Table<T> {
+    /// Copies of all objects, by their names alone: of a kind that lives in no namespace.
+    pub fn by_name(&self) -> BTreeMap<Arc<str>, T> {
+        self.objects.iter().map(|(name, (_, object))| (name.name.clone(), object.as_ref().clone())).collect()
+    }
+}
+
 impl<T> Table<T> {
+    /// Whether the first list was whole.
+    pub fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    /// All objects.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.objects.values().map(|entry| &entry.1)
+    }
+
     /// An object.
     pub fn get(&self, name: &ObjectName) -> Option<&Arc<T>> {
         self.objects.get(name).map(|entry| &entry.1)
     }
 
-    fn hear<K: Resource<DynamicType = ()>>(&mut self, told: Told<K>, convert: impl FnOnce(K) -> Option<T>) {
+    /// Takes in what the API said of an object; `None` of `convert`: it is none of these.
+    pub fn hear<K: Resource<DynamicType = ()>>(&mut self, told: Told<K>, convert: impl FnOnce(K) -> Option<T>) {
         match told {
             Told::Reset => self.unseen = self.objects.keys().cloned().collect(),
             Told::Synced { .. } => {

@@ -110,7 +110,8 @@ mod tests {
             assert!(!name.ends_with('-') && name.len() < 64, "{name}");
             assert_eq!((address(&lease), holder(&lease)), (text.parse().ok(), "n1"));
             let again = record(text.parse().unwrap(), "n2", Some(&lease));
-            assert_eq!((holder(&again), again.spec.unwrap().lease_transitions), ("n2", Some(1)));
+            let moves = again.spec.as_ref().and_then(|spec| spec.lease_transitions);
+            assert_eq!((holder(&again), moves), ("n2", Some(1)));
         }
         let mut foreign = record("10.0.0.1".parse().unwrap(), "n1", None);
         foreign.metadata.name = Some("kube-controller-manager".into());
