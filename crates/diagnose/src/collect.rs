@@ -69,6 +69,7 @@ pub fn snapshot(reach: &Reach, mut list: impl FnMut() -> (Listed, Vec<Unknown>))
                 api_version: API_VERSION.to_owned(),
                 kind: KIND.to_owned(),
                 taken_at: k8s_openapi::jiff::Timestamp::now().to_string(),
+                looks,
                 taken_by: env!("CARGO_PKG_VERSION").to_owned(),
                 origin: reach.origin.clone(),
                 lab: reach.lab,

@@ -10,6 +10,7 @@
 
 pub mod address;
 pub mod collect;
+pub mod doctor;
 pub mod firewall;
 pub mod kernel;
 pub mod listed;
@@ -18,5 +19,7 @@ pub mod network;
 pub mod planned;
 pub mod predict;
 pub mod program;
+pub mod redact;
 pub mod snapshot;
 pub mod trace;
+pub mod what_if;

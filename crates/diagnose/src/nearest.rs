@@ -21,7 +21,7 @@ pub fn nearest(name: &str, namespace: Option<&str>, known: &BTreeSet<ObjectName>
 }
 
 /// How many letters must come, go or change to make one of the other.
-fn distance(from: &str, to: &str) -> usize {
+pub fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (at, letter) in from.chars().enumerate() {

@@ -477,8 +477,13 @@ impl PodView {
         let listens = self.listens.as_ref();
         let port = (packet.protocol, packet.destination.port());
         listens.is_none_or(|listens| listens.contains(&port))
-            && self.bind.is_none_or(|bind| bind == packet.destination.ip())
+            && self.bind.is_none_or(|bind| serves(bind, packet.destination.ip()))
     }
+}
+
+/// Whether a socket at one address gets what is for another: at all IPv4 addresses, or at all of both families.
+fn serves(bind: IpAddr, destination: IpAddr) -> bool {
+    bind == destination || (bind.is_unspecified() && (bind.is_ipv6() || destination.is_ipv4()))
 }
 
 impl fmt::Display for Answerer {

@@ -40,6 +40,9 @@ pub struct Snapshot {
     /// The version of the program that took it.
     #[serde(default)]
     pub taken_by: String,
+    /// How often it was looked until objects, plans and kernels agreed, or were given up on.
+    #[serde(default)]
+    pub looks: usize,
     /// Of what: `lab NAME`, or the API's address.
     #[serde(default)]
     pub origin: String,
@@ -237,8 +240,11 @@ pub struct PodState {
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// It is no JSON, or not of this form.
-    #[error("this is no snapshot: {0}")]
-    Form(#[from] serde_json::Error),
+    #[error("this is no snapshot: {reason}")]
+    Form {
+        /// Where it goes wrong.
+        reason: String,
+    },
     /// It is something else.
     #[error("this is no snapshot but a {kind} of {api_version}; `signpost doctor --save FILE` writes one")]
     Other {
@@ -265,7 +271,9 @@ impl NodeState {
     /// The addresses of its interfaces, and those that it is known by.
     pub fn addresses(&self, known_by: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         let own = self.interfaces.iter().flat_map(|interface| interface.addresses.iter().map(ipnet::IpNet::addr));
-        own.chain(known_by.iter().copied()).collect()
+        // An address that is none without its interface is no address of the node for a plan.
+        let is_link_local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        own.filter(|address| !is_link_local(address)).chain(known_by.iter().copied()).collect()
     }
 
     /// The mode of a daemon that is silent, by what it left in the kernel; `None`: nothing, or of several.
@@ -288,14 +296,15 @@ impl Snapshot {
             api_version: String,
             kind: String,
         }
-        let head: Head = serde_json::from_str(text)?;
+        let form = |error: serde_json::Error| SnapshotError::Form { reason: error.to_string() };
+        let head: Head = serde_json::from_str(text).map_err(form)?;
         if head.kind != KIND || !head.api_version.starts_with("signpost.io/") {
             return Err(SnapshotError::Other { kind: head.kind, api_version: head.api_version });
         }
         if head.api_version != API_VERSION {
             return Err(SnapshotError::Newer { api_version: head.api_version });
         }
-        Ok(serde_json::from_str(text)?)
+        serde_json::from_str(text).map_err(form)
     }
 
     /// What the objects do not tell.

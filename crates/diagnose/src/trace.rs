@@ -16,6 +16,7 @@ use crate::address::{Source, Target};
 
 mod compute;
 mod hops;
+pub mod measured;
 pub mod picture;
 #[cfg(test)]
 mod tests;

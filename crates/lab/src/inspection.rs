@@ -1,13 +1,11 @@
 //! A lab's places as doctor and trace enter them: from the lab's own process, or from another one of root.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use signpost_diagnose::collect::{Enter, Find, Reach};
 
 use crate::control::{self, Answer, Question};
 use crate::error::LabError;
-use crate::lab::Lab;
 use crate::netns::Netns;
 use crate::spec::Place;
 use crate::state::Record;
@@ -16,16 +14,15 @@ use crate::topology::Topology;
 /// So many places are asked for at once: a question has a longest length.
 const PLACES: usize = 500;
 
-/// From inside of the lab's process.
-pub fn of_lab(lab: &Arc<Lab>) -> Reach {
-    let find = |place: fn(&str) -> Place| -> Find {
-        let lab = lab.clone();
+/// From inside of the lab's process: the places as they are now.
+pub fn of_places(record: &Record, nodes: BTreeMap<String, Netns>, pods: BTreeMap<String, Netns>) -> Reach {
+    let find = |places: BTreeMap<String, Netns>| -> Find {
         Box::new(move |names| {
-            let found = names.iter().filter_map(|name| Some((name.clone(), lab.namespace_of(&place(name)).ok()?)));
-            found.map(|(name, netns)| (name, enter(netns))).collect()
+            let found = names.iter().filter_map(|name| Some((name.clone(), enter(places.get(name)?.clone()))));
+            found.collect()
         })
     };
-    reach(lab.record(), find(node), find(pod))
+    reach(record, find(nodes), find(pods))
 }
 
 /// From another process: the lab is asked where its namespaces are.

@@ -6,9 +6,13 @@
 //! a cluster (its API alone) ─┘
 //! ```
 
+mod doctor;
+mod measure;
+mod probe;
 mod source;
 mod trace;
 
+pub use doctor::{DoctorCommand, ExplainCommand};
 pub use trace::TraceCommand;
 
 /// The command line cannot be understood, or names what is not there.

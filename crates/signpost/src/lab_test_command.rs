@@ -22,6 +22,9 @@ pub struct LabTestCommand {
     /// Run this family alone: ipv4, ipv6 or dual.
     #[arg(long)]
     family: Option<FamilyRun>,
+    /// After each probe ask the doctor: what got an answer must not be called broken, and what got none not healthy.
+    #[arg(long)]
+    doctor: bool,
     /// Write the results as JUnit XML.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -50,6 +53,7 @@ impl LabTestCommand {
             family: self.family,
             program: std::env::current_exe().context("cannot find the signpost program itself")?,
             labs: usize::from(self.labs),
+            doctor: self.doctor,
         };
         let mut reports = Vec::new();
         let mut scenarios = Vec::new();

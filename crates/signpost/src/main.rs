@@ -28,6 +28,8 @@ enum Command {
     /// Keeps this node's kernel equal to what the Services of the cluster ask for.
     Node(Box<node_command::NodeCommand>),
     Rules(rules_command::RulesCommand),
+    Doctor(diagnose_command::DoctorCommand),
+    Explain(diagnose_command::ExplainCommand),
     Trace(diagnose_command::TraceCommand),
     /// Answers the names of the cluster.
     Dns(dns_command::DnsCommand),
@@ -45,6 +47,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Node(command) => command.run(),
         Command::Rules(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+        Command::Explain(command) => command.run(),
         Command::Trace(command) => command.run(),
         Command::Dns(command) => command.run(),
         Command::Lab(command) => command.run(),

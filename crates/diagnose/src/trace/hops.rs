@@ -25,6 +25,7 @@ pub(super) fn traced(stage: &Stage<'_>, way: &Way) -> WayTraced {
     if somebody {
         reply.back(&way.steps, answers);
     }
+    own_addresses(stage, &mut forward.hops, &mut reply.hops);
     let mut number = 0;
     for hop in forward.hops.iter_mut().chain(&mut reply.hops) {
         number += 1;
@@ -32,6 +33,52 @@ pub(super) fn traced(stage: &Stage<'_>, way: &Way) -> WayTraced {
     }
     WayTraced { share: way.share, fate: way.fate.to_string(), answers, forward: forward.hops, reply: reply.hops }
 }
+
+/// The kernel masquerades by the address of the interface that a packet leaves by; the walk knows a node by its first
+/// address.
+fn own_addresses(stage: &Stage<'_>, forward: &mut [Hop], reply: &mut [Hop]) {
+    for at in 0..forward.len() {
+        let hop = &forward[at];
+        let Some(node) = hop.node.clone().filter(|_| hop.place == POSTROUTING) else { continue };
+        let (known, to) = (hop.after.source.ip(), hop.after.destination.ip());
+        let Some(state) = stage.snapshot.nodes.get(&node) else { continue };
+        let device = route_to(&state.routes, to).and_then(|route| route.device.as_ref());
+        let interface = device.and_then(|device| state.interfaces.iter().find(|one| one.name == *device));
+        let is_fit = |address: &IpAddr| Family::of(*address) == stage.family && !is_link_local(*address);
+        let mut addresses = interface.into_iter().flat_map(|one| one.addresses.iter().map(ipnet::IpNet::addr));
+        let Some(own) = addresses.find(is_fit).filter(|own| *own != known) else { continue };
+        forward[at].after.source.set_ip(own);
+        for later in &mut forward[at + 1..] {
+            for header in [&mut later.before, &mut later.after] {
+                if header.source.ip() == known {
+                    header.source.set_ip(own);
+                }
+            }
+        }
+        for hop in reply.iter_mut() {
+            let undoes = hop.place == CONNTRACK && hop.node.as_ref() == Some(&node);
+            let headers = if undoes { vec![&mut hop.before] } else { vec![&mut hop.before, &mut hop.after] };
+            for header in headers {
+                if header.destination.ip() == known {
+                    header.destination.set_ip(own);
+                }
+            }
+            if undoes {
+                break;
+            }
+        }
+    }
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
+const POSTROUTING: &str = "hook postrouting";
+const CONNTRACK: &str = "conntrack";
 
 struct Hops<'a> {
     stage: &'a Stage<'a>,
@@ -141,7 +188,7 @@ impl Hops<'_> {
         if let Done::Rewritten { masqueraded: true, .. } = done {
             let rules = self.masquerade_rule(node);
             let action = "source becomes the node's (masquerade)".to_owned();
-            self.push(Some(node), "hook postrouting".to_owned(), between, last, action, rules);
+            self.push(Some(node), POSTROUTING.to_owned(), between, last, action, rules);
         }
     }
 
@@ -220,7 +267,7 @@ impl Hops<'_> {
                     let is_its = at == reversed(header(after));
                     if is_its {
                         let action = "conntrack undoes the rewriting of the request".to_owned();
-                        self.push(Some(node), "conntrack".to_owned(), at, undone, action, Vec::new());
+                        self.push(Some(node), CONNTRACK.to_owned(), at, undone, action, Vec::new());
                         at = undone;
                     }
                 }

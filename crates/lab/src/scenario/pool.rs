@@ -32,6 +32,8 @@ pub struct PoolOptions {
     pub program: PathBuf,
     /// How many labs work side by side.
     pub labs: usize,
+    /// Whether each probe's outcome is compared with what the doctor says.
+    pub doctor: bool,
 }
 
 #[derive(Debug)]
@@ -50,7 +52,7 @@ pub async fn run_all(scenarios: Vec<Scenario>, options: &PoolOptions, tell: impl
     let (send, receive) = mpsc::unbounded_channel();
     let mut workers = JoinSet::new();
     for number in 0..options.labs.clamp(1, wanted.len().max(1)) {
-        workers.spawn(work(number, groups.clone(), options.program.clone(), send.clone()));
+        workers.spawn(work(number, groups.clone(), options.clone(), send.clone()));
     }
     drop(send);
     gather(wanted, workers, receive, tell).await
@@ -130,7 +132,7 @@ fn grouped(scenarios: Vec<Scenario>, options: &PoolOptions) -> Groups {
 async fn work(
     number: usize,
     groups: Arc<Mutex<Groups>>,
-    program: PathBuf,
+    options: PoolOptions,
     send: mpsc::UnboundedSender<(usize, RunReport)>,
 ) {
     let mut current: Option<(LabKey, Stage)> = None;
@@ -146,12 +148,15 @@ async fn work(
                 }
                 labs += 1;
                 let name = format!("test-{}-{number}-{labs}", std::process::id());
-                Stage::open(&name, &key, &program).await
+                Stage::open(&name, &key, &options.program).await
             }
         };
         let started = Instant::now();
         let failure = match &mut stage {
-            Ok(stage) => run(stage, &job.scenario, key.mode, key.family).await.err(),
+            Ok(stage) => {
+                stage.asks_doctor = options.doctor;
+                run(stage, &job.scenario, key.mode, key.family).await.err()
+            }
             Err(problem) => Some(Failure { line: 0, detail: format!("no lab: {problem}") }),
         };
         let report = RunReport {
@@ -220,7 +225,7 @@ mod tests {
     }
 
     fn options(family: Option<FamilyRun>) -> PoolOptions {
-        PoolOptions { modes: vec![Mode::Nftables], family, program: PathBuf::new(), labs: 2 }
+        PoolOptions { modes: vec![Mode::Nftables], family, program: PathBuf::new(), labs: 2, doctor: false }
     }
 
     #[test]

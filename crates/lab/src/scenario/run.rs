@@ -2,6 +2,7 @@
 //! not hold.
 
 mod attempt;
+mod doctor;
 mod load;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,7 +85,8 @@ impl Run<'_> {
         match &step.kind {
             StepKind::Probe { probe, expect } => {
                 let expect = expect.in_run(self.mode, self.family);
-                self.probe(probe, &expect).await
+                self.probe(probe, &expect).await?;
+                if self.stage.asks_doctor { self.second_opinion(probe, &expect).await } else { Ok(()) }
             }
             StepKind::Apply { objects, refused } => self.apply(objects, refused.as_deref()).await,
             StepKind::Patch(patch) => {
@@ -124,7 +126,7 @@ impl Run<'_> {
             StepKind::Mode { node, to } => self.stage.change_mode(node, *to).await,
             StepKind::Cut(node) => self.stage.set_link(node, false).await,
             StepKind::Mend(node) => self.stage.set_link(node, true).await,
-            StepKind::Doctor(_) => Err(not_yet("doctor", "the doctor")),
+            StepKind::Doctor(step) => self.doctor(step).await,
             _ => unreachable!("Run::step has every other verb"),
         }
     }

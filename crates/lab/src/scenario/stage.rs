@@ -14,12 +14,15 @@ use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::NodePlan;
 use signpost_datapath::probe;
+use signpost_diagnose::collect;
 use signpost_diagnose::program::Program;
+use signpost_diagnose::snapshot::Snapshot;
 
 use super::address::{PodName, Source};
 use super::format::{self, FamilyRun, Mode, ObjectRef};
 use super::listed::{Listed, Surroundings};
 use super::objects::Objects;
+use crate::inspection;
 use crate::kubelet;
 use crate::netns::Netns;
 use crate::{Families, Lab, LabSpec, NodeSpec, Place, Topology};
@@ -40,6 +43,8 @@ pub struct LabKey {
 /// A lab for scenarios of one kind, and what is remembered of it.
 pub struct Stage {
     lab: Lab,
+    /// Whether each probe's outcome is compared with what the doctor says.
+    pub asks_doctor: bool,
     objects: Objects,
     around: Surroundings,
     programs: BTreeMap<(String, Family), Programmed>,
@@ -125,6 +130,7 @@ impl Stage {
         let objects = Objects::new(lab.client());
         Ok(Stage {
             lab,
+            asks_doctor: false,
             objects,
             around,
             programs: BTreeMap::new(),
@@ -201,6 +207,29 @@ impl Stage {
             leases: list("Lease").await?,
             ..Listed::default()
         })
+    }
+
+    /// Everything that the doctor judges by.
+    ///
+    /// # Errors
+    /// The API cannot be asked.
+    pub async fn inspect(&self) -> Result<Snapshot, String> {
+        let nodes = self.nodes.iter().filter_map(|node| {
+            let netns = self.lab.namespace_of(&Place::Node(node.clone())).ok()?;
+            Some((node.clone(), netns))
+        });
+        let pods = self.objects.list("Pod").await.map_err(told)?;
+        let pods = pods.iter().filter_map(|pod| {
+            let text = |pointer| pod.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+            let (namespace, name) = (text("/metadata/namespace")?, text("/metadata/name")?);
+            let netns = self.lab.namespace_of(&Place::Pod(namespace.clone(), name.clone())).ok()?;
+            Some((format!("{namespace}/{name}"), netns))
+        });
+        let mut reach = inspection::of_places(self.lab.record(), nodes.collect(), pods.collect());
+        reach.routes.clone_from(&self.around.routes);
+        let (client, runtime) = (self.lab.client(), tokio::runtime::Handle::current());
+        let look = move || collect::snapshot(&reach, || runtime.block_on(collect::api::list(&client)));
+        tokio::task::spawn_blocking(look).await.map_err(told)
     }
 
     /// The network namespace that a sender is in.

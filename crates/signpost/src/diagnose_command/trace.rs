@@ -3,12 +3,16 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use signpost_core::object::{Family, Protocol};
 use signpost_diagnose::address::{Source, Target};
+use signpost_diagnose::snapshot::Snapshot;
+use signpost_diagnose::trace::measured::{Measured, text as measured_text};
 use signpost_diagnose::trace::text::{Style, text};
 use signpost_diagnose::trace::{Question, Trace, picture, trace};
 
+use super::measure::measure;
 use super::source::{SourceOptions, save};
 use super::{UNDETERMINED, USAGE, in_colour, yaml};
 
@@ -34,6 +38,10 @@ pub struct TraceCommand {
     /// How it is shown.
     #[arg(short, long, value_enum, default_value_t = Output::Tree)]
     output: Output,
+    /// In a lab: make one TCP connection there, listen for its packet at every interface, and compare. tcpdump runs at the
+    /// sender, the nodes and the pods that may answer; nothing else is made, and no rule is touched.
+    #[arg(long, conflicts_with = "from_file")]
+    measure: bool,
     /// Keep what was read in this file as well.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -101,14 +109,40 @@ impl TraceCommand {
         };
         match trace(&snapshot, &question) {
             Ok(found) => {
-                print!("{}", self.shown(&found)?);
-                Ok(ExitCode::from(u8::from(!found.reached)))
+                let measured = self.measured(&snapshot, &found)?;
+                match (self.output, &measured) {
+                    (Output::Json | Output::Yaml, Some(measured)) => {
+                        let both = serde_json::json!({"computed": found, "measured": measured});
+                        let json = self.output == Output::Json;
+                        print!("{}", if json { serde_json::to_string_pretty(&both)? + "\n" } else { yaml(&both)? });
+                    }
+                    (_, None) => print!("{}", self.shown(&found)?),
+                    (_, Some(measured)) => {
+                        println!("{}", self.shown(&found)?);
+                        print!("{}", measured_text(measured));
+                    }
+                }
+                let disagrees = measured.is_some_and(|measured| !measured.disagreements.is_empty());
+                Ok(ExitCode::from(u8::from(!found.reached || disagrees)))
             }
             Err(error) => {
                 eprintln!("signpost: {error}");
                 Ok(ExitCode::from(USAGE))
             }
         }
+    }
+
+    fn measured(&self, snapshot: &Snapshot, found: &Trace) -> anyhow::Result<Option<Measured>> {
+        if !self.measure {
+            return Ok(None);
+        }
+        let Some(lab) = snapshot.origin.strip_prefix("lab ") else { bail!("--measure needs a lab") };
+        let count = snapshot.nodes.len();
+        eprintln!(
+            "signpost: one connection from {} to {}, and tcpdump on {count} nodes and in the pods",
+            found.from, found.to
+        );
+        measure(lab, snapshot, &self.from, found).map(Some)
     }
 
     fn shown(&self, found: &Trace) -> anyhow::Result<String> {

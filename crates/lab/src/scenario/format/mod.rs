@@ -21,8 +21,8 @@ use serde_json::Value;
 
 pub use self::expect::{Deviation, Expect, Fails, PeerExpect, Share};
 pub use self::step::{
-    DeleteStep, EventStep, ExecExpect, LoadStep, ObjectRef, ObjectStep, PatchStep, PodChange, Probe, RouteStep,
-    SaveFrom, Step, StepKind,
+    DeleteStep, DoctorStep, EventStep, ExecExpect, LoadStep, ObjectRef, ObjectStep, PatchStep, PodChange, Probe,
+    RouteStep, SaveFrom, Step, StepKind,
 };
 pub use self::values::{FamilyRun, Listen, Mode, NodeSpec, parse_duration};
 

@@ -113,7 +113,7 @@ pub(super) struct Step {
     pub load: Option<Load>,
     pub end: Option<End>,
     pub exec: Option<Exec>,
-    pub doctor: Option<Value>,
+    pub doctor: Option<Doctor>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -265,4 +265,25 @@ pub(super) struct Exec {
 pub(super) struct ExecExpect {
     pub status: Option<i32>,
     pub stdout: Option<String>,
+}
+
+/// `doctor`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Doctor {
+    pub service: String,
+    pub from: Option<String>,
+    pub to: Option<String>,
+    pub within: Option<Span>,
+    pub expect: DoctorExpect,
+}
+
+/// What it must say.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DoctorExpect {
+    pub code: Option<String>,
+    #[serde(default)]
+    pub codes: Vec<String>,
+    pub verdict: Option<String>,
 }

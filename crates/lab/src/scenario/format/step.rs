@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
+use signpost_diagnose::doctor::cause::Code;
+use signpost_diagnose::doctor::finding::Verdict;
 
 use super::expect::{Expect, pattern};
 use super::values::{FamilyRun, Mode};
 use super::{Problem, raw};
-use crate::scenario::address::{Source, Target};
+use crate::scenario::address::{PodName, Source, Target};
 
 /// One step and where it stands.
 #[derive(Debug, Clone)]
@@ -98,7 +100,7 @@ pub enum StepKind {
         expect: ExecExpect,
     },
     /// Asks the doctor.
-    Doctor(Value),
+    Doctor(DoctorStep),
 }
 
 /// A probe as the file says it.
@@ -232,6 +234,25 @@ pub struct LoadStep {
     pub to: Target,
     /// Requests each second.
     pub rate_per_s: u32,
+}
+
+/// `doctor`: what it must say of a Service.
+#[derive(Debug, Clone)]
+pub struct DoctorStep {
+    /// Namespace and name of the Service.
+    pub service: PodName,
+    /// From one client; `None`: from a pod of each node.
+    pub from: Option<Source>,
+    /// To one destination; `None`: to every port of the Service.
+    pub to: Option<Target>,
+    /// The first cause.
+    pub first: Option<Code>,
+    /// Causes that must be among those that are told.
+    pub codes: Vec<Code>,
+    /// The verdict.
+    pub verdict: Option<Verdict>,
+    /// At the latest then.
+    pub within: Duration,
 }
 
 /// What must come of a program.
@@ -382,7 +403,7 @@ fn traffic_verb(
     load: Option<raw::Load>,
     end: Option<raw::End>,
     exec: Option<raw::Exec>,
-    doctor: Option<Value>,
+    doctor: Option<raw::Doctor>,
 ) -> Result<StepKind, Problem> {
     if let Some(load) = load {
         let rate = load.rate.strip_suffix("/s").and_then(|rate| rate.parse().ok());
@@ -404,7 +425,30 @@ fn traffic_verb(
         let expect = ExecExpect { status: exec.expect.status.unwrap_or(0), stdout };
         return Ok(StepKind::Exec { on, run: exec.run, expect });
     }
-    doctor.map(StepKind::Doctor).ok_or_else(|| Problem::new("steps", "this step does nothing"))
+    let doctor = doctor.ok_or_else(|| Problem::new("steps", "this step does nothing"))?;
+    Ok(StepKind::Doctor(doctor_step(doctor)?))
+}
+
+fn doctor_step(raw: raw::Doctor) -> Result<DoctorStep, Problem> {
+    let code = |text: &String| text.parse::<Code>().map_err(|error| Problem::new("code", error.to_string()));
+    let expect = raw.expect;
+    let verdict = expect.verdict.map(|text| {
+        let known = serde_json::from_value::<Verdict>(Value::String(text.clone()));
+        known.map_err(|_| Problem::new("verdict", format!("{text} is none: healthy, degraded, broken or undetermined")))
+    });
+    let step = DoctorStep {
+        service: PodName::parse(&raw.service),
+        from: raw.from.map(|text| text.parse().map_err(|problem: String| Problem::new("from", problem))).transpose()?,
+        to: raw.to.map(|text| text.parse().map_err(|problem: String| Problem::new("to", problem))).transpose()?,
+        first: expect.code.as_ref().map(code).transpose()?,
+        codes: expect.codes.iter().map(code).collect::<Result<_, _>>()?,
+        verdict: verdict.transpose()?,
+        within: raw.within.map_or(DEFAULT_WITHIN, |within| within.0),
+    };
+    if step.first.is_none() && step.codes.is_empty() && step.verdict.is_none() {
+        return Err(Problem::new("doctor", "expects nothing: code, codes or verdict"));
+    }
+    Ok(step)
 }
 
 fn probe(raw: raw::Probe) -> Result<Probe, Problem> {

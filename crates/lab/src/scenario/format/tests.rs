@@ -38,7 +38,7 @@ steps:
   - load: {name: L, from: client, to: "web:80", rate: 200/s}
   - end: {load: L, expect: {lost: 0}}
   - exec: {on: node/n1, run: [ip, addr], expect: {stdout: "10\\."}}
-  - doctor: {service: web, expect: {code: NoEndpoints}}
+  - doctor: {service: web, expect: {code: SP201}}
 "#;
 
 fn read(text: &str) -> Result<Scenario, FormatError> {
