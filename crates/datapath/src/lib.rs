@@ -11,6 +11,7 @@ pub mod ebpf;
 pub mod fake;
 pub mod iptables;
 pub mod locate;
+pub mod ipvs;
 pub mod nftables;
 #[cfg(test)]
 mod pretend;

@@ -89,7 +89,7 @@ const LOCK_FILE: &str = "XTABLES_LOCKFILE";
 
 /// The programs of one family and variant.
 #[derive(Debug, Clone)]
-pub(super) struct Tool {
+pub(crate) struct Tool {
     pub family: Family,
     pub variant: Variant,
     pub lock_wait: Duration,

@@ -50,7 +50,7 @@ pub use change::Change;
 pub use observed::Observed;
 pub use program::Program;
 
-use apply::Tool;
+pub(crate) use apply::Tool;
 
 /// How the mode is run.
 #[derive(Debug, Clone)]
@@ -179,7 +179,8 @@ impl Iptables {
         std::fs::read_to_string(names).is_ok_and(|names| !names.trim().is_empty())
     }
 
-    fn tool(&mut self) -> Result<&Tool, IptablesError> {
+    /// The programs that are used, once that was looked at: another mode has rules of its own to write.
+    pub(crate) fn tool(&mut self) -> Result<&Tool, IptablesError> {
         let tool = match self.tool.take() {
             Some(tool) => tool,
             None => self.detect()?,
