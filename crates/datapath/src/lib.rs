@@ -10,8 +10,8 @@ pub mod conntrack;
 pub mod ebpf;
 pub mod fake;
 pub mod iptables;
-pub mod locate;
 pub mod ipvs;
+pub mod locate;
 pub mod nftables;
 #[cfg(test)]
 mod pretend;

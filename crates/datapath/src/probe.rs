@@ -67,6 +67,25 @@ pub enum ProbeError {
         /// What it said.
         said: String,
     },
+    /// The kernel has no IPVS.
+    #[error(
+        "this kernel has no IPVS: load the modules ip_vs, ip_vs_rr and xt_ipvs (modprobe ip_vs), or choose another mode; nftables \
+         does the same, and Kubernetes itself is giving IPVS up"
+    )]
+    NoIpvs,
+    /// `ipset` is not there.
+    #[error("ipset is not installed: install the package ipset (apt-get install ipset), or choose another mode")]
+    NoIpset,
+    /// What the mode IPVS needs besides is not there.
+    #[error("{what}: {said}: load the kernel's modules {modules}, or choose another mode")]
+    LacksForIpvs {
+        /// What cannot be done.
+        what: &'static str,
+        /// Who said what.
+        said: String,
+        /// What would bring it.
+        modules: &'static str,
+    },
     /// Something could not be run or read.
     #[error("cannot find out {what}: {source}")]
     Io {
@@ -116,25 +135,67 @@ pub fn iptables() -> Result<(), ProbeError> {
         -A SIGNPOST-PROBE -m recent --set --name SIGNPOST-PROBE --rsource\n\
         -A SIGNPOST-PROBE -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000\n\
         -A SIGNPOST-PROBE -j MASQUERADE --random-fully\nCOMMIT\n";
-    const PROGRAM: &str = "iptables-restore";
+    match test_rules(TRY)? {
+        None => Ok(()),
+        Some(said) => Err(ProbeError::OldIptables { program: RESTORE, said }),
+    }
+}
+
+const RESTORE: &str = "iptables-restore";
+
+/// Whether rules would be taken; if not, what is said of them.
+fn test_rules(rules: &str) -> Result<Option<String>, ProbeError> {
     let io = |source| ProbeError::Io { what: "what iptables can do", source };
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(RESTORE);
     command.args(["-w", "5", "--noflush", "--test"]).env("LC_ALL", "C");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => ProbeError::NoIptables { program: PROGRAM },
+        io::ErrorKind::NotFound => ProbeError::NoIptables { program: RESTORE },
         _ => io(source),
     })?;
-    let written = child.stdin.take().expect("it was piped").write_all(TRY.as_bytes());
+    let written = child.stdin.take().expect("it was piped").write_all(rules.as_bytes());
     let output = child.wait_with_output().map_err(io)?;
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
-        written.map_err(io)
+        written.map_err(io)?;
+        Ok(None)
     } else if said.contains("Permission denied") || said.contains("Operation not permitted") {
         Err(ProbeError::NotPermitted)
     } else {
-        let first = said.lines().next().unwrap_or("no reason given");
-        Err(ProbeError::OldIptables { program: PROGRAM, said: first.to_owned() })
+        Ok(Some(said.lines().next().unwrap_or("no reason given").to_owned()))
+    }
+}
+
+/// Whether the mode IPVS works here. Changes nothing but that the kernel's modules are loaded.
+///
+/// # Errors
+/// The first thing that is missing.
+pub fn ipvs() -> Result<(), ProbeError> {
+    kernel()?;
+    iptables()?;
+    match crate::ipvs::is_there() {
+        Ok(true) => {}
+        Ok(false) => return Err(ProbeError::NoIpvs),
+        Err(source) if source.kind() == io::ErrorKind::PermissionDenied => return Err(ProbeError::NotPermitted),
+        Err(source) => return Err(ProbeError::Io { what: "whether the kernel has IPVS", source }),
+    }
+    let ipset = Command::new("ipset").args(["list", "-n"]).env("LC_ALL", "C").output();
+    let ipset = ipset.map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => ProbeError::NoIpset,
+        _ => ProbeError::Io { what: "what ipset can do", source },
+    })?;
+    if !ipset.status.success() {
+        let said = String::from_utf8_lossy(&ipset.stderr).lines().next().unwrap_or("no reason given").to_owned();
+        return Err(ProbeError::LacksForIpvs { what: "ipset cannot list sets", said, modules: "ip_set" });
+    }
+    // Rules may be tested without sets that do not exist yet; the match that knows IPVS's packets is what may lack.
+    const TRY: &str = "*mangle\n:SIGNPOST-PROBE - [0:0]\n-A SIGNPOST-PROBE -m ipvs --ipvs -j RETURN\nCOMMIT\n";
+    match test_rules(TRY)? {
+        None => Ok(()),
+        Some(said) => {
+            let what = "iptables cannot tell IPVS's packets";
+            Err(ProbeError::LacksForIpvs { what, said, modules: "xt_ipvs, xt_set and iptable_mangle" })
+        }
     }
 }
 

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use signpost_core::plan::FrontendKey;
 use signpost_datapath::iptables::chain::Table;
-use signpost_datapath::{iptables, nftables};
+use signpost_datapath::ipvs::message::Request;
+use signpost_datapath::ipvs::server::ServerKey;
+use signpost_datapath::{iptables, ipvs, nftables};
 
 use crate::snapshot::{ComparedWith, Difference, DifferenceKind, KernelState};
 
@@ -121,6 +123,77 @@ pub fn iptables(
         }
     }
     state(found, with)
+}
+
+/// What a repair of IPVS would change.
+pub fn ipvs(program: &ipvs::Program, change: &ipvs::Change, with: ComparedWith) -> KernelState {
+    let owner = |key: &ServerKey| {
+        let ServerKey::At(place) = key else { return None };
+        let at = FrontendKey::Address { address: place.address, protocol: place.protocol, port: place.port };
+        let on_nodes = FrontendKey::NodePort { protocol: place.protocol, port: place.port };
+        let frontends = &program.plan().frontends;
+        frontends.get_key_value(&at).or_else(|| frontends.get_key_value(&on_nodes))
+    };
+    let mut found = Vec::new();
+    let mut tell = |kind, place: &str, what: String, key: Option<&ServerKey>| {
+        let frontend = key.and_then(owner);
+        found.push(Difference {
+            kind,
+            place: place.to_owned(),
+            what,
+            frontend: frontend.map(|(key, _)| key.to_string()),
+            service_port: frontend.map(|(_, frontend)| frontend.service_port.to_string()),
+        });
+    };
+    for request in change.coming.iter().chain(&change.going) {
+        let Some((kind, key, what)) = request_in_words(request) else { continue };
+        tell(kind, "virtual servers", what, Some(&key));
+    }
+    for (key, at) in &change.draining {
+        let what = format!("destination {at} of {}", ipvs::locate::name(key));
+        tell(DifferenceKind::Extra, "virtual servers", what, Some(key));
+    }
+    for (kind, addresses) in [(DifferenceKind::Missing, &change.bound), (DifferenceKind::Extra, &change.unbound)] {
+        addresses.iter().for_each(|address| tell(kind, "device kube-ipvs0", address.to_string(), None));
+    }
+    for line in change.sets.lines() {
+        let mut words = line.splitn(3, ' ');
+        let (verb, name) = (words.next().unwrap_or_default(), plain(words.next().unwrap_or_default()));
+        let kind = if verb == "del" { DifferenceKind::Extra } else { DifferenceKind::Missing };
+        let what = if verb == "create" { "the set" } else { words.next().unwrap_or_default() };
+        tell(kind, &format!("ipset {name}"), what.to_owned(), None);
+    }
+    let mut table = "";
+    for line in change.rules.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        } else if let Some((chain, _)) = line.strip_prefix(':').and_then(|line| line.split_once(' ')) {
+            tell(DifferenceKind::Changed, &format!("table {table}"), format!("chain {}", plain(chain)), None);
+        }
+    }
+    for (path, _) in &change.settings {
+        tell(DifferenceKind::Changed, "sysctl", path.replace('/', "."), None);
+    }
+    state(found, with)
+}
+
+fn request_in_words(request: &Request) -> Option<(DifferenceKind, ServerKey, String)> {
+    let name = ipvs::locate::name;
+    Some(match request {
+        Request::NewServer(key, _) => (DifferenceKind::Missing, *key, name(key)),
+        Request::SetServer(key, _) => {
+            (DifferenceKind::Changed, *key, format!("scheduler or affinity of {}", name(key)))
+        }
+        Request::DeleteServer(key) => (DifferenceKind::Extra, *key, name(key)),
+        Request::NewDestination(key, at) => {
+            (DifferenceKind::Missing, *key, format!("destination {at} of {}", name(key)))
+        }
+        Request::SetWeight(key, at, _) => (DifferenceKind::Changed, *key, format!("weight of {at} of {}", name(key))),
+        Request::DeleteDestination(key, at) => {
+            (DifferenceKind::Extra, *key, format!("destination {at} of {}", name(key)))
+        }
+        Request::SetTimeouts { .. } => return None,
+    })
 }
 
 fn state(mut differences: Vec<Difference>, compared_with: ComparedWith) -> KernelState {

@@ -7,6 +7,7 @@ use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::FrontendKey;
 use signpost_datapath::iptables::{self, Iptables, IptablesConfig};
+use signpost_datapath::ipvs::{self, Ipvs, IpvsConfig};
 use signpost_datapath::locate::{Locate, Location};
 use signpost_datapath::nftables::{self, Nftables, NftablesConfig};
 
@@ -18,6 +19,8 @@ pub enum Program {
     Nftables(nftables::Program),
     /// Chains of iptables.
     Iptables(iptables::Program),
+    /// Virtual servers of IPVS.
+    Ipvs(ipvs::Program),
 }
 
 impl Program {
@@ -26,6 +29,7 @@ impl Program {
         match self {
             Program::Nftables(program) => nftables::walk::walk(program, packet, remembered),
             Program::Iptables(program) => iptables::walk::walk(program, packet, remembered),
+            Program::Ipvs(program) => ipvs::walk::walk(program, packet, remembered),
         }
     }
 
@@ -41,6 +45,10 @@ impl Program {
                 let mode = Iptables::new(family, IptablesConfig::default());
                 mode.locate(program, &iptables::Observed::default(), &keys)
             }
+            Program::Ipvs(program) => {
+                let mode = Ipvs::new(family, IpvsConfig::default());
+                mode.locate(program, &ipvs::Observed::default(), &keys)
+            }
         };
         found.remove(&key).unwrap_or_default()
     }
@@ -50,6 +58,7 @@ impl Program {
         match self {
             Program::Nftables(_) => "nftables",
             Program::Iptables(_) => "iptables",
+            Program::Ipvs(_) => "ipvs",
         }
     }
 }

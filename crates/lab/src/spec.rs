@@ -97,7 +97,7 @@ pub struct LabSpec {
     pub nodes: Vec<NodeSpec>,
     /// The address families.
     pub families: Families,
-    /// The node daemons' mode, as `--proxy-mode` takes it: `auto`, `nftables`, `iptables`.
+    /// The node daemons' mode, as `--proxy-mode` takes it: `auto`, `nftables`, `iptables`, `ipvs`.
     pub mode: String,
     /// Further configuration of the node daemons, with the field names of KubeProxyConfiguration. Null: none.
     pub node_config: serde_json::Value,
@@ -153,7 +153,7 @@ impl LabSpec {
 }
 
 /// The modes of the node daemon that are built.
-pub const MODES: [&str; 3] = ["auto", "nftables", "iptables"];
+pub const MODES: [&str; 4] = ["auto", "nftables", "iptables", "ipvs"];
 
 /// The node segment's addresses 11 to 254 are the nodes'.
 pub const MAX_NODES: usize = 244;
@@ -221,7 +221,7 @@ pub enum SpecError {
         name: String,
     },
     /// Not a mode, or one that is not built.
-    #[error("mode {given:?} is not built: take auto, nftables or iptables")]
+    #[error("mode {given:?} is not built: take auto, nftables, iptables or ipvs")]
     Mode {
         /// What was given.
         given: String,

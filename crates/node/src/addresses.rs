@@ -19,14 +19,18 @@ const GROUPS: u32 = 0x10 | 0x100;
 /// Should a message have been lost.
 const READ_AGAIN: Duration = Duration::from_secs(30);
 
-/// All addresses, without the link-local ones of IPv6: those come and go with every pod, and no Service is reached from one.
+/// Where the mode IPVS keeps the Services' addresses, and kube-proxy too: they are not the node's own.
+const SERVICES: &str = signpost_datapath::ipvs::link::DEVICE;
+
+/// All addresses but those of Services, and without the link-local ones of IPv6: those come and go with every pod, and no
+/// Service is reached from one.
 ///
 /// # Errors
 /// The kernel refused.
 pub fn read() -> io::Result<BTreeSet<IpAddr>> {
     let mut addresses = BTreeSet::new();
     for interface in getifaddrs()? {
-        let Some(storage) = interface.address else { continue };
+        let Some(storage) = interface.address.filter(|_| interface.interface_name != SERVICES) else { continue };
         if let Some(v4) = storage.as_sockaddr_in() {
             addresses.insert(IpAddr::V4(v4.ip()));
         } else if let Some(v6) = storage.as_sockaddr_in6()

@@ -9,6 +9,7 @@
 //! [`NodeOptions::ignored`], never silently dropped.
 
 mod file;
+mod ipvs;
 mod path;
 mod values;
 
@@ -19,8 +20,10 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use signpost_core::planner::NodePortAddresses;
+use signpost_datapath::ipvs::IpvsConfig;
 
 pub use file::KubeProxyConfiguration;
+pub use ipvs::{IpvsFlags, SchedulerName};
 pub use values::{BindAddress, GoDuration, ModeName, NodePortRanges, PodCidrs};
 
 /// `syncPeriod`, if unset, as kube-proxy has it.
@@ -103,6 +106,8 @@ pub struct Flags {
     pub take_over: bool,
     /// `--detect-local-mode`
     pub detect_local_mode: Option<String>,
+    /// `--ipvs-scheduler` and others
+    pub ipvs: IpvsFlags,
     /// Flags of kube-proxy that were given and change nothing here.
     pub without_effect: Vec<&'static str>,
 }
@@ -117,7 +122,7 @@ pub enum PodRanges {
 }
 
 /// What the daemon runs with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct NodeOptions {
     /// Name of the Node object.
     pub node: Arc<str>,
@@ -141,6 +146,8 @@ pub struct NodeOptions {
     pub min_sync_period: Duration,
     /// How often the kernel is compared with what it should hold.
     pub sync_period: Duration,
+    /// How the mode IPVS is run.
+    pub ipvs: IpvsConfig,
     /// Whether rules that another proxy left are replaced.
     pub take_over: bool,
     /// What flags and file ask for that this program does not do.
@@ -182,6 +189,7 @@ impl NodeOptions {
         let ignored = [flags.without_effect, file.ignored()].concat();
         let mode = flags.proxy_mode.or(file.mode).unwrap_or_default();
         let common = file.common(mode);
+        let ipvs = ipvs::config(flags.ipvs, file.ipvs());
         let node =
             node_name(flags.hostname_override.or(file.hostname_override.filter(|name| !name.is_empty())).or(hostname))?;
         let ranges = flags.cluster_cidr.or(file.cluster_cidr).unwrap_or_default().0;
@@ -211,6 +219,7 @@ impl NodeOptions {
                 .map(|period| period.0)
                 .filter(|period| !period.is_zero())
                 .unwrap_or(SYNC_PERIOD),
+            ipvs,
             take_over: flags.take_over,
             ignored,
         })

@@ -22,6 +22,7 @@ use signpost_core::planner::NodeConfig;
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
+use signpost_datapath::ipvs::{Ipvs, IpvsConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -103,6 +104,12 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
             let part = |family| (family, iptables(family, options.take_over), flows(family));
             let datapaths = families.into_iter().map(part).collect();
             serve(&options, mode, datapaths, observed, addresses, reporter, announcer, shutdown).await;
+        }
+        Mode::Ipvs => {
+            let config = IpvsConfig { take_over: options.take_over, ..options.ipvs.clone() };
+            let part = |family| (family, Ipvs::new(family, config.clone()), flows(family));
+            let datapaths = families.into_iter().map(part).collect();
+            serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
         }
     }
     info!("signpost node ends; its rules stay");

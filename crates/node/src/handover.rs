@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use signpost_core::object::Family;
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
+use signpost_datapath::ipvs::{Ipvs, IpvsConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
 use signpost_datapath::probe::ProbeError;
 use tracing::{info, warn};
@@ -98,7 +99,9 @@ pub fn check(families: &[Family], take_over: bool) -> Result<(), HandoverError> 
 fn left(families: &[Family]) -> Result<Vec<String>, HandoverError> {
     let look = |error: AnyError| HandoverError::Look(error);
     let mut left = Vec::new();
+    let mut has_servers = false;
     for family in families {
+        has_servers |= ipvs(*family).has_foreign().map_err(|error| look(error.into()))?;
         if nftables(*family).has_foreign().map_err(|error| look(error.into()))? {
             left.push(format!("the {family} table kube-proxy of nftables"));
         }
@@ -106,7 +109,7 @@ fn left(families: &[Family]) -> Result<Vec<String>, HandoverError> {
             left.push(format!("the {family} chains KUBE-SERVICES and others of iptables"));
         }
     }
-    if has_ipvs_device() {
+    if has_servers {
         left.push(format!("the device {IPVS_DEVICE}"));
     }
     Ok(left)
@@ -120,6 +123,10 @@ fn iptables(family: Family) -> Iptables {
     Iptables::new(family, IptablesConfig { take_over: true, ..IptablesConfig::default() })
 }
 
+fn ipvs(family: Family) -> Ipvs {
+    Ipvs::new(family, IpvsConfig { take_over: true, ..IpvsConfig::default() })
+}
+
 fn nftables(family: Family) -> Nftables {
     Nftables::new(family, NftablesConfig { take_over: true, ..NftablesConfig::default() })
 }
@@ -127,7 +134,7 @@ fn nftables(family: Family) -> Nftables {
 /// Whether a mode translates by rules of netfilter, whose hooks keep the flows of former modes alive.
 fn serves_with_netfilter(mode: Mode) -> bool {
     match mode {
-        Mode::Nftables | Mode::Iptables => true,
+        Mode::Nftables | Mode::Iptables | Mode::Ipvs => true,
     }
 }
 
@@ -144,7 +151,7 @@ pub async fn succeed(mode: Mode, families: Vec<Family>, take_over: bool, progres
             info!(%family, %mode, "the rules of the former mode are removed");
         }
     }
-    if take_over && has_ipvs_device() {
+    if take_over && mode != Mode::Ipvs && has_ipvs_device() {
         until_done(FIRST_RETRY, || remove_ipvs_device().map_err(Into::into)).await;
         info!("the device {IPVS_DEVICE} is removed");
     }
@@ -159,7 +166,12 @@ fn remove_others(mode: Mode, family: Family, take_over: bool) -> Result<bool, An
     if mode != Mode::Nftables {
         removed |= nftables(family).remove_former(take_over)?;
     }
-    if mode != Mode::Iptables {
+    if mode != Mode::Ipvs {
+        // Before the chains of the mode iptables, some of which it shares.
+        removed |= ipvs(family).remove_former(take_over)?;
+    }
+    // The mode IPVS has made them its own, by the same names.
+    if mode != Mode::Iptables && mode != Mode::Ipvs {
         removed |= iptables(family).remove_former(take_over)?;
     }
     if serves_with_netfilter(mode) {
@@ -199,6 +211,8 @@ pub fn cleanup(families: &[Family]) -> Result<(), CleanupError> {
     }
     for family in families {
         let family = *family;
+        // Before the chains of the mode iptables, which look into its sets.
+        ipvs(family).cleanup().map_err(|source| HandoverError::Remove { family, source: source.into() })?;
         for mode in &modes {
             let removed: Result<(), AnyError> = match mode {
                 Mode::Nftables => {
@@ -206,6 +220,7 @@ pub fn cleanup(families: &[Family]) -> Result<(), CleanupError> {
                     nftables.cleanup().and_then(|()| nftables.release_flows()).map(|_| ()).map_err(Into::into)
                 }
                 Mode::Iptables => iptables(family).cleanup().map_err(Into::into),
+                Mode::Ipvs => Ok(()),
             };
             removed.map_err(|source| HandoverError::Remove { family, source })?;
             info!(%family, %mode, "the rules are removed");

@@ -16,6 +16,8 @@ pub enum Mode {
     Nftables,
     /// Rules of iptables.
     Iptables,
+    /// The kernel's virtual servers.
+    Ipvs,
 }
 
 impl fmt::Display for Mode {
@@ -23,6 +25,7 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Mode::Nftables => "nftables",
             Mode::Iptables => "iptables",
+            Mode::Ipvs => "ipvs",
         })
     }
 }
@@ -32,7 +35,7 @@ impl fmt::Display for Mode {
 pub enum ModeError {
     /// Not built.
     #[error(
-        "proxy mode {asked} is not built yet; this program has nftables, iptables and auto, which takes the best there is"
+        "proxy mode {asked} is not built yet; this program has nftables, iptables, ipvs and auto, which takes the best there is"
     )]
     NotBuilt {
         /// What was asked for.
@@ -60,7 +63,7 @@ pub fn choose(asked: ModeName, check: impl Fn(Mode) -> Result<(), ModeError>) ->
         },
         ModeName::Nftables => asked_for(Mode::Nftables),
         ModeName::Ebpf => Err(ModeError::NotBuilt { asked: "ebpf" }),
-        ModeName::Ipvs => Err(ModeError::NotBuilt { asked: "ipvs" }),
+        ModeName::Ipvs => asked_for(Mode::Ipvs),
         ModeName::Iptables => asked_for(Mode::Iptables),
     }
 }
@@ -73,6 +76,7 @@ pub fn check(mode: Mode) -> Result<(), ModeError> {
     match mode {
         Mode::Nftables => Ok(probe::nftables(OsStr::new("nft"))?),
         Mode::Iptables => Ok(probe::iptables()?),
+        Mode::Ipvs => Ok(probe::ipvs()?),
     }
 }
 
@@ -105,10 +109,9 @@ mod tests {
     fn a_mode_that_was_asked_for_is_taken_or_refused_never_replaced() {
         assert_eq!(choose(ModeName::Iptables, all).unwrap().0, Mode::Iptables);
         choose(ModeName::Nftables, iptables_only).unwrap_err();
-        for asked in [ModeName::Ebpf, ModeName::Ipvs] {
-            assert!(
-                choose(asked, all).unwrap_err().to_string().contains("is not built yet; this program has nftables")
-            );
-        }
+        choose(ModeName::Ipvs, iptables_only).unwrap_err();
+        assert_eq!(choose(ModeName::Ipvs, all).unwrap().0, Mode::Ipvs);
+        let error = choose(ModeName::Ebpf, all).unwrap_err();
+        assert!(error.to_string().contains("is not built yet; this program has nftables"), "{error}");
     }
 }

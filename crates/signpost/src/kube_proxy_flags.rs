@@ -6,7 +6,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 /// With a value.
-const VALUES: [&str; 36] = [
+const VALUES: [&str; 31] = [
     "bind-address",
     "boot-id-file",
     "config-sync-period",
@@ -20,13 +20,8 @@ const VALUES: [&str; 36] = [
     "iptables-masquerade-bit",
     "iptables-min-sync-period",
     "iptables-sync-period",
-    "ipvs-exclude-cidrs",
     "ipvs-min-sync-period",
-    "ipvs-scheduler",
     "ipvs-sync-period",
-    "ipvs-tcp-timeout",
-    "ipvs-tcpfin-timeout",
-    "ipvs-udp-timeout",
     "kube-api-burst",
     "kube-api-content-type",
     "kube-api-qps",
@@ -45,13 +40,12 @@ const VALUES: [&str; 36] = [
     "vmodule",
 ];
 /// Switches: alone, or with =true or =false.
-const SWITCHES: [&str; 12] = [
+const SWITCHES: [&str; 11] = [
     "add_dir_header",
     "alsologtostderr",
     "bind-address-hard-fail",
     "conntrack-tcp-be-liberal",
     "iptables-localhost-nodeports",
-    "ipvs-strict-arp",
     "log-json-split-stream",
     "logtostderr",
     "one_output",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use signpost_node::config::{
-    self, BindAddress, GoDuration, KubeProxyConfiguration, ModeName, NodePortRanges, PodCidrs,
+    self, BindAddress, GoDuration, IpvsFlags, KubeProxyConfiguration, ModeName, NodePortRanges, PodCidrs, SchedulerName,
 };
 use signpost_node::{Flags, NodeOptions};
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,7 +32,7 @@ pub struct NodeCommand {
     /// Address of the API, in place of the kubeconfig's
     #[arg(long, value_name = "URL")]
     master: Option<String>,
-    /// auto, nftables, iptables (ebpf and ipvs are not built yet)
+    /// auto, nftables, iptables, ipvs (ebpf is not built yet)
     #[arg(long, value_name = "MODE")]
     proxy_mode: Option<ModeName>,
     /// A KubeProxyConfiguration file; flags win over it
@@ -62,6 +62,24 @@ pub struct NodeCommand {
     /// ClusterCIDR or NodeCIDR: whose addresses count as pods' [default: those of --cluster-cidr]
     #[arg(long, value_name = "MODE")]
     detect_local_mode: Option<String>,
+    /// How the mode ipvs chooses: rr, wrr, lc, wlc, lblc, lblcr, sh, dh, mh, sed, nq [default: rr]
+    #[arg(long, value_name = "NAME")]
+    ipvs_scheduler: Option<SchedulerName>,
+    /// In the mode ipvs, answer ARP only for the addresses of the asked interface: for who announces load-balancer addresses
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    ipvs_strict_arp: Option<bool>,
+    /// In the mode ipvs, leave virtual servers at these addresses alone
+    #[arg(long, value_name = "CIDRS")]
+    ipvs_exclude_cidrs: Option<PodCidrs>,
+    /// In the mode ipvs, how long an idle TCP connection is remembered; 0s: as the kernel has it
+    #[arg(long, value_name = "DURATION")]
+    ipvs_tcp_timeout: Option<GoDuration>,
+    /// The same for one that has seen a FIN
+    #[arg(long, value_name = "DURATION")]
+    ipvs_tcpfin_timeout: Option<GoDuration>,
+    /// The same for UDP
+    #[arg(long, value_name = "DURATION")]
+    ipvs_udp_timeout: Option<GoDuration>,
     /// Replace the rules that another Service proxy left
     #[arg(long)]
     take_over: bool,
@@ -137,6 +155,14 @@ impl NodeCommand {
             sync_period: self.sync_period,
             take_over: self.take_over,
             detect_local_mode: self.detect_local_mode,
+            ipvs: IpvsFlags {
+                scheduler: self.ipvs_scheduler,
+                strict_arp: self.ipvs_strict_arp,
+                exclude_cidrs: self.ipvs_exclude_cidrs,
+                tcp_timeout: self.ipvs_tcp_timeout,
+                tcp_fin_timeout: self.ipvs_tcpfin_timeout,
+                udp_timeout: self.ipvs_udp_timeout,
+            },
             without_effect: self.without_effect.0,
         };
         NodeOptions::new(flags, file, hostname).map_err(whole)
@@ -196,7 +222,7 @@ mod tests {
     fn flags_of_a_kube_proxy_manifest_without_effect_are_taken_and_named() {
         let options = options(
             "node --hostname-override=n1 --bind-address=0.0.0.0 --feature-gates=A=true,B=false --conntrack-max-per-core=0 \
-             --oom-score-adj=-998 --detect-local-mode NodeCIDR --logging-format=json --kube-api-qps 5 --ipvs-strict-arp \
+             --oom-score-adj=-998 --detect-local-mode NodeCIDR --logging-format=json --kube-api-qps 5 --bind-address-hard-fail \
              --profiling=false --logtostderr=true --iptables-sync-period=30s --show-hidden-metrics-for-version=1.35",
         )
         .unwrap();
@@ -211,7 +237,7 @@ mod tests {
                 "kube-api-qps",
                 "oom-score-adj",
                 "show-hidden-metrics-for-version",
-                "ipvs-strict-arp",
+                "bind-address-hard-fail",
                 "logtostderr",
                 "profiling",
             ]

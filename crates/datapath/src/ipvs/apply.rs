@@ -212,8 +212,8 @@ fn refused(request: &Request, errno: i32) -> IpvsError {
     IpvsError::Server { request: format!("{request:?}"), source: io::Error::from_raw_os_error(errno) }
 }
 
-/// Removes what of the mode there is, of one family; the device with what addresses of the other family it has left.
+/// Removes what of the mode there is, of one family; the device too, if the other has no address on it.
 pub(super) fn clean(kernel: &mut dyn Kernel, change: &Change) -> Result<(), IpvsError> {
     apply(kernel, change, &mut Draining::new())?;
-    kernel.remove_device()
+    if kernel.is_device_bare()? { kernel.remove_device() } else { Ok(()) }
 }

@@ -332,7 +332,7 @@ fn repaired_rules(want: &Program, have: &Observed) -> String {
     lines.finish()
 }
 
-/// What takes everything of this mode out of the kernel; the device goes with its addresses. `keeps_shared`: chains stay
+/// What takes everything of this mode out of the kernel, but for the device. `keeps_shared`: chains stay
 /// whose names the mode iptables has too, since it may serve now.
 pub fn cleanup(have: &Observed, family: Family, keeps_shared: bool) -> Change {
     let mut rules = RuleLines::default();
@@ -350,5 +350,6 @@ pub fn cleanup(have: &Observed, family: Family, keeps_shared: bool) -> Change {
         line(&mut last_sets, format_args!("destroy {}", set.name(family)));
     }
     let going = have.servers.keys().filter(|key| have.is_to_remove(key)).map(|key| Request::DeleteServer(*key));
-    Change { rules: rules.finish(), going: going.collect(), last_sets, ..Change::default() }
+    let unbound = have.addresses.iter().flatten().copied().collect();
+    Change { rules: rules.finish(), unbound, going: going.collect(), last_sets, ..Change::default() }
 }

@@ -20,6 +20,8 @@ pub(super) trait Kernel {
     fn addresses(&mut self) -> Result<Option<BTreeSet<IpAddr>>, IpvsError>;
     /// Makes the device.
     fn make_device(&mut self) -> Result<(), IpvsError>;
+    /// Whether there is a device, and no address of either family on it.
+    fn is_device_bare(&mut self) -> Result<bool, IpvsError>;
     /// Removes it.
     fn remove_device(&mut self) -> Result<(), IpvsError>;
     /// Gives the device addresses and takes some from it; one that is there, or gone, already is fine.

@@ -14,6 +14,7 @@
 //! A destination that goes takes no new connections first (weight 0) and is removed when it has none left, or after a
 //! time; UDP's are removed at once. Where this mode does otherwise than the others stands in docs/ipvs.md.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -21,16 +22,18 @@ use std::time::Duration;
 use ipnet::IpNet;
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
-use signpost_core::plan::{NodePlan, PlanChange};
+use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 
 use crate::Datapath;
 use crate::iptables::IptablesConfig;
+use crate::locate::{Found, Locate, Location};
 
 mod apply;
 pub mod change;
 mod kernel;
 pub mod layout;
 pub mod link;
+pub mod locate;
 pub mod message;
 pub mod observed;
 pub mod program;
@@ -52,7 +55,20 @@ pub use server::Scheduler;
 
 use apply::Draining;
 use kernel::Kernel;
+use rule::Table;
 use system::System;
+
+/// Whether the kernel has IPVS, in the network namespace of the calling thread. Loads the module.
+///
+/// # Errors
+/// The kernel refused to say.
+pub fn is_there() -> std::io::Result<bool> {
+    match socket::Ipvs::open(Family::Ipv4) {
+        Ok(_) => Ok(true),
+        Err(IpvsError::Kernel { source, .. }) => Err(source),
+        Err(_) => Ok(false),
+    }
+}
 
 /// How the mode is run.
 #[derive(Debug, Clone)]
@@ -146,33 +162,59 @@ impl Ipvs {
     }
 
     /// Removes what this program left in this mode, for another mode that serves now; tells whether there was anything.
-    /// What kube-proxy left stays, and so do chains whose names other modes share.
+    /// With `take_over` also what kube-proxy left. Chains whose names other modes share stay as those made them.
     ///
     /// # Errors
     /// The kernel or a tool refused.
-    pub fn remove_own(&mut self) -> Result<bool, IpvsError> {
-        if socket::addresses(self.family)?.is_none() {
-            // Without the device there was never this mode: its modules need not be loaded to find that out.
+    pub fn remove_former(&mut self, take_over: bool) -> Result<bool, IpvsError> {
+        if !take_over && self.has_foreign()? {
             return Ok(false);
         }
         self.remove(true)
     }
 
+    /// Whether kube-proxy left something in this mode.
+    ///
+    /// # Errors
+    /// The kernel or a tool refused.
+    pub fn has_foreign(&mut self) -> Result<bool, IpvsError> {
+        let addresses = self.kernel.addresses()?;
+        if addresses.is_none() {
+            return Ok(false);
+        }
+        let mut have = Observed { addresses, ..Observed::default() };
+        have.read_rules(Table::Filter, &self.kernel.save_rules(Table::Filter)?);
+        Ok(have.is_foreign())
+    }
+
     fn remove(&mut self, is_succeeded: bool) -> Result<bool, IpvsError> {
+        // To look closer would load modules that were never needed.
+        if !self.was_here()? {
+            return Ok(false);
+        }
         let have = match self.look() {
             Ok(have) => have,
             Err(IpvsError::NoIpvs | IpvsError::Missing { .. }) => return Ok(false),
             Err(error) => return Err(error),
         };
-        if is_succeeded && have.is_foreign() {
-            return Ok(false);
-        }
         let change = change::cleanup(&have, self.family, is_succeeded);
-        let is_there = have.addresses.is_some() || !change.is_empty();
-        if is_there {
-            apply::clean(&mut *self.kernel, &change)?;
+        apply::clean(&mut *self.kernel, &change)?;
+        Ok(true)
+    }
+
+    /// Whether this mode, or kube-proxy in it, ever was here.
+    fn was_here(&mut self) -> Result<bool, IpvsError> {
+        if self.kernel.addresses()?.is_some() {
+            return Ok(true);
         }
-        Ok(is_there)
+        let mut have = Observed::default();
+        match self.kernel.save_sets() {
+            Ok(sets) => have.read_sets(&sets, self.family),
+            // Without the device, no more is asked of a kernel or machine without sets.
+            Err(IpvsError::Missing { .. } | IpvsError::Tool { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(!have.sets.is_empty())
     }
 
     fn look(&mut self) -> Result<Observed, IpvsError> {
@@ -207,8 +249,8 @@ impl Datapath for Ipvs {
         change::repair(want, have, |address| self.is_excluded(address))
     }
 
-    fn walk(&self, program: &Program, packet: &Packet) -> Verdict {
-        walk::walk(program, packet)
+    fn walk(&self, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        walk::walk(program, packet, remembered)
     }
 
     fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {
@@ -225,5 +267,20 @@ impl Datapath for Ipvs {
 
     fn apply(&mut self, change: &Change) -> Result<(), IpvsError> {
         apply::apply(&mut *self.kernel, change, &mut self.draining)
+    }
+}
+
+impl Locate for Ipvs {
+    fn locate(
+        &self,
+        program: &Program,
+        have: &Observed,
+        keys: &BTreeSet<FrontendKey>,
+    ) -> BTreeMap<FrontendKey, Vec<Location>> {
+        locate::locate(program, have, keys)
+    }
+
+    fn found(&self, family: Family, have: &Observed) -> BTreeMap<FrontendKey, Found> {
+        locate::found(family, have)
     }
 }

@@ -141,6 +141,19 @@ impl Program {
         )
     }
 
+    /// The elements, with their marks, and servers that a frontend brings in; `None`: there is no such frontend.
+    pub fn of_frontend(&self, key: &FrontendKey) -> Option<(Vec<(Set, Element, u32)>, Vec<(ServerKey, Server)>)> {
+        self.plan.frontends.get(key)?;
+        let (mut elements, mut servers) = (Vec::new(), Vec::new());
+        for part in self.parts(key) {
+            match part {
+                Part::Element(set, element, mark) => elements.push((set, element, mark)),
+                Part::Server(key, server) => servers.push((key, server)),
+            }
+        }
+        Some((elements, servers))
+    }
+
     /// The server that a packet with this mark to this place meets.
     pub fn server(&self, mark: u32, place: Place) -> Option<(ServerKey, &Server)> {
         let found = |key| self.servers.get(&key).map(|server| (key, server));

@@ -91,6 +91,11 @@ impl Kernel for System {
         socket::device(true)
     }
 
+    fn is_device_bare(&mut self) -> Result<bool, IpvsError> {
+        let is_bare = |family| Ok::<_, IpvsError>(socket::addresses(family)?.is_some_and(|all| all.is_empty()));
+        Ok(is_bare(Family::Ipv4)? && is_bare(Family::Ipv6)?)
+    }
+
     fn remove_device(&mut self) -> Result<(), IpvsError> {
         socket::device(false)
     }
@@ -113,7 +118,7 @@ impl Kernel for System {
     }
 
     fn restore_rules(&mut self, lines: &str) -> Result<(), IpvsError> {
-        Ok(self.iptables.tool()?.feed("change the rules", |out| out.write_all(lines.as_bytes()))?)
+        Ok(self.iptables.tool()?.restore_text("change the rules", lines)?)
     }
 
     fn setting(&mut self, path: &str) -> Result<Option<String>, IpvsError> {

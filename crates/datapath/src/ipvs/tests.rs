@@ -1,16 +1,17 @@
 //! What must hold for every plan: the program means what the plan means, and a change is what differs.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 use proptest::prelude::*;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{Frontend, FrontendKey, FrontendKind, NodePlan, PlanChange};
-use signpost_core::walk::walk as plan_walk;
+use signpost_core::walk::walk_remembering;
 
 use super::program::Program;
 use super::server::Scheduler;
 use super::walk::walk;
-use crate::strategies::{between, packet, plan, plan_and_changes};
+use crate::strategies::{between, packet, places, plan, plan_and_changes};
 
 /// Plans of every sort: of kinds, masquerades and policies as real ones have them, too.
 fn shaped(mut plan: NodePlan) -> NodePlan {
@@ -22,9 +23,6 @@ fn shaped(mut plan: NodePlan) -> NodePlan {
 
 fn shape(key: &FrontendKey, frontend: &mut Frontend) {
     let few = frontend.service_port.service.name.bytes().map(u32::from).sum::<u32>();
-    if few.is_multiple_of(3) {
-        frontend.affinity = Some(std::time::Duration::from_secs(10));
-    }
     if matches!(key, FrontendKey::NodePort { .. }) || few.is_multiple_of(2) {
         return;
     }
@@ -42,12 +40,12 @@ fn shape(key: &FrontendKey, frontend: &mut Frontend) {
 
 /// What this mode does otherwise, and on purpose. What is no port of a Service at a Service's address is refused, were it
 /// an external one: the address is on the node, whose own processes would answer. And nothing comes from such an address.
-fn expected(plan: &NodePlan, program: &Program, packet: &Packet) -> Option<Verdict> {
+fn expected(plan: &NodePlan, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Option<Verdict> {
     let addresses = program.addresses();
     if addresses.contains(&packet.source.ip()) {
         return None;
     }
-    match plan_walk(plan, packet) {
+    match walk_remembering(plan, packet, remembered) {
         Verdict::NotOurs | Verdict::Drop
             if signpost_core::walk::frontend(plan, packet).is_none()
                 && addresses.contains(&packet.destination.ip()) =>
@@ -66,11 +64,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_program_does_what_the_plan_says((plan, packets) in plan_and_packets()) {
+    fn the_program_does_what_the_plan_says((plan, packets) in plan_and_packets(), at: prop::sample::Index) {
         let program = Program::of(&plan, Scheduler::Rr);
         for packet in &packets {
-            if let Some(verdict) = expected(&plan, &program, packet) {
-                prop_assert_eq!(walk(&program, packet), verdict, "{:?}", packet);
+            for remembered in [None, Some(*at.get(&places(plan.family)))] {
+                if let Some(verdict) = expected(&plan, &program, packet, remembered) {
+                    prop_assert_eq!(walk(&program, packet, remembered), verdict, "{:?} {:?}", packet, remembered);
+                }
             }
         }
     }

@@ -18,11 +18,12 @@ use signpost_core::packet::{Entry, Packet, Rewrite, Verdict};
 use super::layout::MASQUERADE;
 use super::program::Program;
 use super::rule::{Action, Match, Table, rules};
-use super::server::Place;
+use super::server::{Place, Stickiness};
 use super::set::{Element, Set};
 
-/// The verdict of a program on the first packet of a flow.
-pub fn walk(program: &Program, packet: &Packet) -> Verdict {
+/// The verdict of a program on the first packet of a flow from a client that was last sent to `remembered`. A server that
+/// is not sticky sends it anywhere all the same.
+pub fn walk(program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
     let family = program.family();
     if Family::of(packet.source.ip()) != family || Family::of(packet.destination.ip()) != family {
         return Verdict::NotOurs;
@@ -48,7 +49,10 @@ pub fn walk(program: &Program, packet: &Packet) -> Verdict {
         }
     }
     if let Some((_, server)) = program.server(walker.mark, place) {
-        return Verdict::Rewrite(server.destinations.iter().map(|to| walker.translated(packet, *to)).collect());
+        let is_sticky = server.settings.stickiness != Stickiness::None;
+        let bound = remembered.filter(|to| is_sticky && server.destinations.contains(to));
+        let to = server.destinations.iter().filter(|to| bound.is_none_or(|bound| bound == **to));
+        return Verdict::Rewrite(to.map(|to| walker.translated(packet, *to)).collect());
     }
     if packet.entry == Entry::Local
         && let Some(end) = walker.chain(Table::Filter, "OUTPUT").and_then(End::verdict)

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use signpost_core::object::Family;
 use signpost_datapath::Datapath;
 use signpost_datapath::iptables::{self, Iptables, IptablesConfig};
+use signpost_datapath::ipvs::{self, Ipvs, IpvsConfig};
 use signpost_datapath::nftables::{self, Nftables, NftablesConfig};
 
 use crate::kernel;
@@ -22,6 +23,10 @@ pub(super) fn compare(state: &NodeState) -> (BTreeMap<Family, KernelState>, Vec<
             None => match state.silent_mode() {
                 Some("nftables") => (Program::Nftables(nftables::Program::of(plan)), ComparedWith::Objects),
                 Some("iptables") => (Program::Iptables(iptables::Program::of(plan)), ComparedWith::Objects),
+                Some("ipvs") => {
+                    // Its scheduler is the daemon's to know; the default is the likeliest.
+                    (Program::Ipvs(ipvs::Program::of(plan, ipvs::Scheduler::default())), ComparedWith::Objects)
+                }
                 _ => {
                     let why = "no daemon answers, and nothing in the kernel tells its mode".to_owned();
                     unknown.push(Unknown { what: format!("{family} rules"), why });
@@ -39,6 +44,11 @@ pub(super) fn compare(state: &NodeState) -> (BTreeMap<Family, KernelState>, Vec<
                 let mut mode = Iptables::new(*family, IptablesConfig { take_over: true, ..IptablesConfig::default() });
                 let observed = mode.observe().map_err(|error| error.to_string());
                 observed.map(|observed| kernel::iptables(program, &mode.repair(program, &observed), &observed, with))
+            }
+            Program::Ipvs(program) => {
+                let mut mode = Ipvs::new(*family, IpvsConfig { take_over: true, ..IpvsConfig::default() });
+                let observed = mode.observe().map_err(|error| error.to_string());
+                observed.map(|observed| kernel::ipvs(program, &mode.repair(program, &observed), with))
             }
         };
         match compared {

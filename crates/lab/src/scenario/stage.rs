@@ -84,13 +84,21 @@ pub fn mode_problem(mode: Mode) -> Option<String> {
     match mode {
         Mode::Nftables => nftables_problem(),
         Mode::Iptables => iptables_problem(),
-        Mode::Ebpf | Mode::Ipvs => Some("this version lacks it".to_owned()),
+        Mode::Ipvs => ipvs_problem(),
+        Mode::Ebpf => Some("this version lacks it".to_owned()),
     }
 }
 
 fn iptables_problem() -> Option<String> {
     match Netns::new(false) {
         Ok(netns) => netns.run(probe::iptables).err().map(|error| error.to_string()),
+        Err(error) => Some(format!("no network namespace can be made: {error}; run it as root")),
+    }
+}
+
+fn ipvs_problem() -> Option<String> {
+    match Netns::new(false) {
+        Ok(netns) => netns.run(probe::ipvs).err().map(|error| error.to_string()),
         Err(error) => Some(format!("no network namespace can be made: {error}; run it as root")),
     }
 }
@@ -413,7 +421,8 @@ fn programs(mode: Mode) -> Result<ByFamily<Program>, String> {
     match mode {
         Mode::Nftables => all(Program::Nftables),
         Mode::Iptables => all(Program::Iptables),
-        Mode::Ebpf | Mode::Ipvs => Err(format!("the rules of mode {mode} cannot be walked through yet")),
+        Mode::Ipvs => all(Program::Ipvs),
+        Mode::Ebpf => Err(format!("the rules of mode {mode} cannot be walked through yet")),
     }
 }
 

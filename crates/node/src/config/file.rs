@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::ipvs::{ExcludedRanges, SchedulerName};
 use super::values::{ApiVersion, BindAddress, FileKind, GoDuration, ModeName, NodePortRanges, PodCidrs};
 
 /// The file. Absent and `null` are the same everywhere.
@@ -65,14 +66,14 @@ pub(super) struct Mode {
     pub(super) min_sync_period: Option<GoDuration>,
     masquerade_bit: Option<u8>,
     localhost_node_ports: Option<bool>,
-    scheduler: Option<String>,
+    pub(super) scheduler: Option<SchedulerName>,
     #[serde(rename = "excludeCIDRs")]
-    exclude_cidrs: Option<Vec<String>>,
+    pub(super) exclude_cidrs: Option<ExcludedRanges>,
     #[serde(rename = "strictARP")]
-    strict_arp: Option<bool>,
-    tcp_timeout: Option<GoDuration>,
-    tcp_fin_timeout: Option<GoDuration>,
-    udp_timeout: Option<GoDuration>,
+    pub(super) strict_arp: Option<bool>,
+    pub(super) tcp_timeout: Option<GoDuration>,
+    pub(super) tcp_fin_timeout: Option<GoDuration>,
+    pub(super) udp_timeout: Option<GoDuration>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -103,19 +104,18 @@ impl KubeProxyConfiguration {
         common
     }
 
+    /// What it says of the mode IPVS.
+    pub(super) fn ipvs(&self) -> Mode {
+        self.ipvs.clone().unwrap_or_default()
+    }
+
     /// The fields that are set to something and change nothing here.
     pub(super) fn ignored(&self) -> Vec<&'static str> {
         let conntrack = self.conntrack.as_ref().is_some_and(Conntrack::says_something);
-        let ipvs = self.ipvs.as_ref().is_some_and(|mode| {
-            mode.scheduler.as_ref().is_some_and(|scheduler| !scheduler.is_empty())
-                || mode.exclude_cidrs.as_ref().is_some_and(|ranges| !ranges.is_empty())
-                || mode.strict_arp == Some(true)
-        });
         let modes = [&self.iptables, &self.ipvs, &self.nftables];
         let bit = modes.into_iter().flatten().any(|mode| mode.masquerade_bit.is_some_and(|bit| bit != 14));
         [
             ("conntrack", conntrack),
-            ("ipvs.scheduler, excludeCIDRs, strictARP", ipvs),
             ("masqueradeBit", bit),
             ("featureGates", self.feature_gates.as_ref().is_some_and(|gates| !gates.is_empty())),
             ("portRange", self.port_range.as_ref().is_some_and(|range| !range.is_empty())),

@@ -168,7 +168,7 @@ fn what_is_not_built_is_refused_or_named() {
     assert!(error_of("detectLocalMode: BridgeInterface").contains("BridgeInterface is not built yet"));
     assert!(error_of("detectLocalMode: ClusterCIDR").contains("needs clusterCIDR"));
     let options = options(Flags::default(), "conntrack: {min: 1}\nfeatureGates: {A: true}\nipvs: {scheduler: lc}\n");
-    assert_eq!(options.unwrap().ignored, ["conntrack", "ipvs.scheduler, excludeCIDRs, strictARP", "featureGates"]);
+    assert_eq!(options.unwrap().ignored, ["conntrack", "featureGates"]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 use signpost_core::planner::NodePortAddresses;
+use signpost_datapath::ipvs::server::UnknownScheduler;
 
 /// Why a text is not a value; the same words for flag and file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +27,9 @@ pub enum ValueError {
     /// Not a mode.
     #[error("{0:?} is not a proxy mode: there are auto, nftables, ebpf, ipvs and iptables")]
     Mode(String),
+    /// Not a scheduler of IPVS.
+    #[error(transparent)]
+    Scheduler(UnknownScheduler),
     /// Another version of the file.
     #[error("{0:?} is not kubeproxy.config.k8s.io/v1alpha1")]
     ApiVersion(String),

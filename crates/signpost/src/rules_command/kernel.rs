@@ -13,6 +13,7 @@ use serde_json::Value;
 use signpost_core::object::{Family, ObjectName, ServicePortName};
 use signpost_core::plan::FrontendKey;
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
+use signpost_datapath::ipvs::{Ipvs, IpvsConfig};
 use signpost_datapath::locate::{Found, Locate};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
 use signpost_datapath::probe::{self, ProbeError};
@@ -77,6 +78,7 @@ fn compare_once(wanted: &Wanted, answer: &Listing<Value>) -> anyhow::Result<Repo
         rows.extend(match answer.mode {
             Mode::Nftables => of_mode(&mut nftables(family), family, wanted, listed, program)?,
             Mode::Iptables => of_mode(&mut iptables(family), family, wanted, listed, program)?,
+            Mode::Ipvs => of_mode(&mut ipvs(family), family, wanted, listed, program)?,
         });
     }
     Ok(Report {
@@ -118,6 +120,10 @@ fn nftables(family: Family) -> Nftables {
 
 fn iptables(family: Family) -> Iptables {
     Iptables::new(family, IptablesConfig { take_over: true, ..IptablesConfig::default() })
+}
+
+fn ipvs(family: Family) -> Ipvs {
+    Ipvs::new(family, IpvsConfig { take_over: true, ..IpvsConfig::default() })
 }
 
 fn of_mode<D>(
