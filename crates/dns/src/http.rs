@@ -166,3 +166,59 @@ async fn connection(stream: TcpStream, router: Router) {
         Err(_) => debug!("a connection took too long"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::corefile;
+    use crate::engine::{Block, Engine};
+    use crate::source::tests::FakeApi;
+
+    async fn told(monitor: &str, api: &FakeApi) -> Told {
+        let text = format!(". {{\n kubernetes cluster.local\n ready 127.0.0.1:0 {{\n monitor {monitor}\n }}\n}}");
+        let config = corefile::read(&text, |_| None).unwrap();
+        let metrics = Arc::new(Metrics::new());
+        let zone = api.zone(&metrics);
+        let block = Block::new(config.servers[0].clone(), &[], Some(zone), &metrics).unwrap();
+        Told::new(Arc::new(Shared::new(Arc::new(Engine::new(vec![Arc::new(block)])), metrics.clone())), metrics)
+    }
+
+    async fn ready(told: &Told) -> (u16, String) {
+        let response = ready_text(State(told.clone())).await;
+        let status = response.status().as_u16();
+        let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    async fn becomes(told: &Told, status: u16, text: &str) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let now = ready(told).await;
+            if now.0 == status && now.1.contains(text) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{status} {text} was to come, there is {now:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn readiness_says_that_the_api_is_away_and_denies_it_only_where_asked_to() {
+        let api = FakeApi::new();
+        api.goes_away();
+        let (patient, strict) = (told("until-ready", &api).await, told("continuously", &api).await);
+        becomes(&patient, 503, "waits for Service, EndpointSlice, Namespace").await;
+        api.comes_back();
+        becomes(&patient, 200, "OK").await;
+        becomes(&strict, 200, "OK").await;
+        api.goes_away();
+        becomes(&patient, 200, "OK\nkubernetes: the API fails, what was known last is answered: 500").await;
+        becomes(&strict, 503, "kubernetes: the API fails").await;
+        api.comes_back();
+        becomes(&strict, 200, "OK").await;
+        strict.ends();
+        becomes(&strict, 503, "the server ends").await;
+    }
+}

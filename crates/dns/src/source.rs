@@ -15,7 +15,7 @@ use crate::config::Kubernetes;
 use crate::convert;
 use crate::metrics::Metrics;
 use crate::object::{Change, Kind};
-use crate::zone::Zone;
+use crate::zone::{Settings, Zone};
 
 /// Changes that are taken in at once: readers wait no longer than for these.
 const BATCH: usize = 128;
@@ -41,8 +41,13 @@ impl SharedZone {
         let endpoint = kubernetes.endpoint.as_deref();
         let Connection { client, server } =
             signpost_cluster::client::connect(kubernetes.kubeconfig.as_deref(), endpoint).await?;
-        let mut watches = Watches::new(client, &server);
-        for kind in Zone::kinds(&kubernetes.settings) {
+        Ok(SharedZone::of(client, &server, kubernetes.settings.clone(), metrics))
+    }
+
+    /// Follows the API that this client reaches, at `server`.
+    pub(crate) fn of(client: kube::Client, server: &str, settings: Settings, metrics: Arc<Metrics>) -> Arc<SharedZone> {
+        let mut watches = Watches::new(client, server);
+        for kind in Zone::kinds(&settings) {
             match kind {
                 Kind::Service => watches.add::<Service>(kind.name(), convert::services),
                 Kind::EndpointSlice => watches.add::<EndpointSlice>(kind.name(), convert::slices),
@@ -51,13 +56,11 @@ impl SharedZone {
             }
         }
         let reach = Some(watches.reach());
-        let settings = kubernetes.settings.clone();
-        let shared = Arc::new_cyclic(|this: &std::sync::Weak<SharedZone>| {
+        Arc::new_cyclic(|this: &std::sync::Weak<SharedZone>| {
             let (this, changes) = (this.clone(), watches.into_stream());
             let following = Some(tokio::spawn(follow(this, changes, metrics)));
             SharedZone { zone: RwLock::new(Zone::new(settings)), reach, following }
-        });
-        Ok(shared)
+        })
     }
 
     /// To answer from.
@@ -133,3 +136,6 @@ fn take_in(shared: &SharedZone, batch: Vec<Change>, since_1970: Duration, metric
         info!(services = zone.services(), "all of the cluster's names are known");
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

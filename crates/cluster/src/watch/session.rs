@@ -277,9 +277,17 @@ impl<K: Kind, O: Send + 'static> Session<K, O> {
         };
         debug!(kind = self.subject.name, revision, "watching");
         let mut lines = pin!(stream.lines());
+        // One that stays open is well, though there may be nothing to say for a minute.
+        let mut stays = pin!(sleep(SHORT_WATCH));
+        let mut is_well = false;
         loop {
             let line = tokio::select! {
                 line = timeout(SILENCE, lines.next()) => line,
+                () = &mut stays, if !is_well => {
+                    is_well = true;
+                    self.well();
+                    continue;
+                }
                 () = self.sender.closed() => return Err(Gone),
             };
             match line {

@@ -150,3 +150,17 @@ fn what_is_wrong_is_told_with_its_line() {
         assert!(error.to_string().contains(told), "{text}: {error}");
     }
 }
+
+proptest::proptest! {
+    #[test]
+    fn no_text_makes_it_panic(
+        words in proptest::collection::vec(proptest::prop_oneof!["[ -~]{0,12}", "[{}\n#\"]", "(forward|cache|kubernetes|rewrite|hosts|health|ttl|name|suffix|success|[.:/0-9]{1,9})"], 0..40),
+    ) {
+        let text = words.join(" ");
+        if let Err(error) = parse(&text) {
+            assert!(error.line <= text.lines().count().max(1), "{error}");
+        }
+        let inside = format!(". {{\n{text}\n}}");
+        drop(parse(&inside));
+    }
+}

@@ -1,6 +1,6 @@
 //! Pure. Pods by name and by address.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use signpost_core::object::ObjectName;
@@ -12,7 +12,7 @@ use crate::object::Pod;
 pub(super) struct Pods {
     by_name: HashMap<Box<[u8]>, Known>,
     /// The namespaces of the pods that have an address: pods on the host's network share it.
-    by_address: HashMap<IpAddr, Vec<Box<str>>>,
+    by_address: BTreeMap<IpAddr, Vec<Box<str>>>,
 }
 
 struct Known {
@@ -48,6 +48,11 @@ impl Pods {
     /// The namespaces of all pods that have this address.
     pub(super) fn namespaces(&self, address: IpAddr) -> impl Iterator<Item = &str> {
         self.by_address.get(&address).into_iter().flatten().map(|namespace| &**namespace)
+    }
+
+    /// The addresses of pods in this range.
+    pub(super) fn between(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
+        self.by_address.range(first..=last).map(|(address, _)| *address)
     }
 
     fn forget(&mut self, known: &Known) {

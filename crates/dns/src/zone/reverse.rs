@@ -16,7 +16,9 @@ impl Zone {
     pub(super) fn reverse(&self, question: &Question) -> Option<Found> {
         let range = reverse(question.lower)?;
         let Some(address) = range.address() else {
-            return self.services.has_address_between(range.first, range.last).then(Found::default);
+            let (first, last) = (range.first, range.last);
+            let mut known = self.services.between(first, last).chain(self.pods.between(first, last));
+            return known.any(|address| !self.names_of(address).is_empty()).then(Found::default);
         };
         let mut names = self.names_of(address);
         if names.is_empty() {
@@ -35,7 +37,9 @@ impl Zone {
         let shown = |entry: &&Entry| self.shows_namespace(entry.namespace());
         let entries: Vec<&Entry> = self.services.of_address(address).filter(shown).collect();
         let is_cluster_ip = |entry: &&Entry| matches!(entry.stands_for(), Some(StandsFor::ClusterIps { addresses, .. }) if addresses.contains(&address));
-        if let Some(entry) = entries.iter().copied().find(is_cluster_ip) {
+        // Two Services with one address are a mistake of somebody; which one is told does not depend on who came first.
+        let of_cluster_ip = entries.iter().copied().filter(is_cluster_ip);
+        if let Some(entry) = of_cluster_ip.min_by_key(|entry| (entry.namespace(), entry.name())) {
             return self.name(&[entry.name(), entry.namespace(), "svc"]).into_iter().collect();
         }
         let mut names = Vec::new();
@@ -50,9 +54,12 @@ impl Zone {
             }
         }
         if names.is_empty() {
-            let mut namespaces = self.pods.namespaces(address).filter(|namespace| self.shows_namespace(namespace));
-            let name = namespaces.next().and_then(|namespace| self.name(&[&dashed(address), namespace, "pod"]));
-            names.extend(name);
+            // Pods on a node's own network share its address.
+            for namespace in self.pods.namespaces(address).filter(|namespace| self.has_namespace(namespace.as_bytes()))
+            {
+                let name = self.name(&[&dashed(address), namespace, "pod"]);
+                names.extend(name.filter(|name| !names.contains(name)));
+            }
         }
         names
     }

@@ -149,9 +149,9 @@ impl Services {
         owners.iter().map(|owner| &self.entries[owner.place as usize])
     }
 
-    /// Whether any address lies in this range.
-    pub(super) fn has_address_between(&self, first: IpAddr, last: IpAddr) -> bool {
-        self.addresses.range(first..=last).next().is_some()
+    /// The addresses in this range.
+    pub(super) fn between(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
+        self.addresses.range(first..=last).map(|(address, _)| *address)
     }
 
     pub(super) fn apply(&mut self, service: Service, list: u32) {

@@ -10,6 +10,8 @@ use super::*;
 use crate::convert;
 use crate::random::Random;
 
+mod properties;
+
 const NOW_S: u32 = 1_700_000_000;
 
 fn name(text: &str) -> Name {
