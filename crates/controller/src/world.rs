@@ -12,7 +12,7 @@ use signpost_metallb::{ConfigurationState, IPAddressPool};
 
 use crate::ControllerOptions;
 use crate::cache::{Cache, Cached, Index};
-use crate::load_balancers;
+use crate::wishes;
 
 /// One cache per kind.
 #[derive(Default)]
@@ -142,7 +142,7 @@ impl Cached for Service {
             let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
             Index::Selector(namespace.into(), key.as_str().into(), value.as_str().into())
         });
-        first.into_iter().chain(owners(&self.metadata)).chain(load_balancers::asks::indices(self)).collect()
+        first.into_iter().chain(owners(&self.metadata)).chain(wishes::indices(self)).collect()
     }
 }
 

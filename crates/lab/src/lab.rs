@@ -25,8 +25,9 @@ use crate::load_balancers;
 use crate::netns::Netns;
 use crate::network::Network;
 use crate::nodes;
+use crate::router::Router;
 use crate::spawner::Spawner;
-use crate::spec::{LabSpec, Place};
+use crate::spec::{LabSpec, LoadBalancing, Place};
 use crate::state::{self, LabDir, NodeRecord, Record};
 use crate::topology::Topology;
 
@@ -55,6 +56,7 @@ const LOOK: Duration = Duration::from_millis(2);
 pub struct Lab {
     // The order is that of dropping: whoever uses something goes before it.
     daemons: Vec<Daemon>,
+    router: Option<Router>,
     kubelet: Kubelet,
     controllers: Controllers,
     serving: JoinSet<()>,
@@ -94,7 +96,14 @@ impl Lab {
         let (serving, access) = serve(&api, &network, &shutdown).await?;
         let kubeconfig = access.write(&dir)?;
         nodes::register(&api.client(), &spec, &topology).await?;
-        load_balancers::prepare(&api.client(), &spec).await?;
+        load_balancers::prepare(&api.client(), &spec, &topology).await?;
+        let speaks_bgp = spec.bgp_router || spec.load_balancing == Some(LoadBalancing::Bgp);
+        let router = if speaks_bgp {
+            let cgroup = dir.cgroup().child("router");
+            Some(Router::start(&spawner, &network.router, &cgroup, &topology, dir.path()).await?)
+        } else {
+            None
+        };
         tell(&format!("API: {}", access.machine_url));
 
         let kubelet = Kubelet::start(kubelet_context(&spec, &dir, &api, &network, &spawner)?);
@@ -121,7 +130,7 @@ impl Lab {
             outside: topology.outside(),
         };
         let daemons = daemons(&spec, &dir, &network, &spawner)?;
-        let lab = Lab { daemons, kubelet, controllers, serving, shutdown, api, network, record, dir };
+        let lab = Lab { daemons, router, kubelet, controllers, serving, shutdown, api, network, record, dir };
         for daemon in &lab.daemons {
             daemon.start().await?;
         }
@@ -323,10 +332,11 @@ impl Lab {
     /// # Errors
     /// Something of it stays: says what.
     pub async fn stop(self) -> Result<(), LabError> {
-        let Lab { daemons, kubelet, controllers, mut serving, shutdown, api, network, record: _, dir } = self;
+        let Lab { daemons, router, kubelet, controllers, mut serving, shutdown, api, network, record: _, dir } = self;
         shutdown.cancel();
         // Nothing has to be tidied up by anybody: what they would tidy goes with the namespaces.
         drop(daemons);
+        drop(router);
         kubelet.stop().await;
         controllers.stopped().await;
         serving.shutdown().await;

@@ -21,6 +21,7 @@ mod load_balancers;
 pub mod netns;
 pub mod network;
 mod nodes;
+mod router;
 pub mod sandbox;
 pub mod scenario;
 pub mod spawner;

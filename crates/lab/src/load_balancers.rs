@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use signpost_core::object::Family;
 
 use crate::error::LabError;
+use crate::router::{NODE_ASN, ROUTER_ASN};
 use crate::spec::{LabSpec, LoadBalancing};
+use crate::topology::Topology;
 
 /// Where MetalLB's objects live.
 const NAMESPACE: &str = "metallb-system";
@@ -16,7 +18,7 @@ const NAMESPACE: &str = "metallb-system";
 ///
 /// # Errors
 /// The API's.
-pub async fn prepare(client: &Client, spec: &LabSpec) -> Result<(), LabError> {
+pub async fn prepare(client: &Client, spec: &LabSpec, topology: &Topology) -> Result<(), LabError> {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
     ensure(client, &namespace, "namespaces").await?;
     if spec.load_balancing.is_some() {
@@ -29,6 +31,20 @@ pub async fn prepare(client: &Client, spec: &LabSpec) -> Result<(), LabError> {
                 "metadata": {"name": "default", "namespace": NAMESPACE}, "spec": {"ipAddressPools": ["default"]},
             });
             ensure(client, &advertisement, "l2advertisements").await
+        }
+        Some(LoadBalancing::Bgp) => {
+            let router = topology.router().first().map(ToString::to_string);
+            let peer = json!({
+                "apiVersion": "metallb.io/v1beta2", "kind": "BGPPeer",
+                "metadata": {"name": "router", "namespace": NAMESPACE},
+                "spec": {"myASN": NODE_ASN, "peerASN": ROUTER_ASN, "peerAddress": router},
+            });
+            ensure(client, &peer, "bgppeers").await?;
+            let advertisement = json!({
+                "apiVersion": "metallb.io/v1beta1", "kind": "BGPAdvertisement",
+                "metadata": {"name": "default", "namespace": NAMESPACE}, "spec": {"ipAddressPools": ["default"]},
+            });
+            ensure(client, &advertisement, "bgpadvertisements").await
         }
         None => Ok(()),
     }

@@ -61,6 +61,8 @@ impl FromStr for Families {
 pub enum LoadBalancing {
     /// Nodes answer ARP and NDP for them.
     L2,
+    /// Nodes tell the router by BGP.
+    Bgp,
 }
 
 impl FromStr for LoadBalancing {
@@ -69,6 +71,7 @@ impl FromStr for LoadBalancing {
     fn from_str(text: &str) -> Result<LoadBalancing, SpecError> {
         match text {
             "l2" => Ok(LoadBalancing::L2),
+            "bgp" => Ok(LoadBalancing::Bgp),
             _ => Err(SpecError::LoadBalancing { given: text.to_owned() }),
         }
     }
@@ -105,6 +108,8 @@ pub struct LabSpec {
     pub images: BTreeMap<String, PathBuf>,
     /// Whether there is a pool of load-balancer addresses from the start, and how they are announced.
     pub load_balancing: Option<LoadBalancing>,
+    /// Whether the router speaks BGP; with [`LoadBalancing::Bgp`] it does anyway.
+    pub bgp_router: bool,
     /// The signpost binary: node daemons, pods' first processes and the echo server are runs of it.
     pub program: PathBuf,
 }
@@ -122,6 +127,7 @@ impl LabSpec {
             node_config: serde_json::Value::Null,
             images: BTreeMap::new(),
             load_balancing: None,
+            bgp_router: false,
             program,
         }
     }
@@ -239,7 +245,7 @@ pub enum SpecError {
         given: String,
     },
     /// No way of announcing addresses.
-    #[error("load balancing {given:?} is unknown: take l2")]
+    #[error("load balancing {given:?} is unknown: take l2 or bgp")]
     LoadBalancing {
         /// What was given.
         given: String,

@@ -214,7 +214,7 @@ pub type Sysctl = (&'static str, &'static str);
 
 /// Sysctls of a namespace, as paths below `/proc/sys` and values, to be written before any interface is made: IPv4
 /// takes its first values from the machine's namespace, so that each is said here. Those in the second list exist
-/// only where a kernel module is loaded.
+/// only where the kernel was built for them or a module is loaded.
 pub fn sysctls(forwards: bool) -> (Vec<Sysctl>, Vec<Sysctl>) {
     let forward = if forwards { "1" } else { "0" };
     let must = vec![
@@ -246,6 +246,9 @@ pub fn sysctls(forwards: bool) -> (Vec<Sysctl>, Vec<Sysctl>) {
         ("net/bridge/bridge-nf-call-iptables", "0"),
         ("net/bridge/bridge-nf-call-ip6tables", "0"),
         ("net/bridge/bridge-nf-call-arptables", "0"),
+        // Equal routes share flows out by ports too: a lab's clients are few.
+        ("net/ipv4/fib_multipath_hash_policy", "1"),
+        ("net/ipv6/fib_multipath_hash_policy", "1"),
     ];
     (must, may)
 }

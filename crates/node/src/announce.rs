@@ -51,6 +51,8 @@ use told::AllAnnounced;
 
 /// Between two tries of what failed.
 pub(crate) const RETRY: Duration = Duration::from_secs(1);
+/// How often it is looked whether an API without MetalLB's kinds has got them.
+const ABSENT: Duration = Duration::from_secs(60);
 /// How long others get to take over from a node that ends.
 const LEAVE: Duration = Duration::from_millis(700);
 /// When the segment is told of a new address, after the first time: devices drop single frames.
@@ -111,6 +113,10 @@ impl Drop for Announcing {
 
 async fn run(announcer: Announcer, served: watch::Receiver<AllServed>, mut leave: mpsc::Receiver<oneshot::Sender<()>>) {
     let Announcer { client, server, node } = announcer;
+    tokio::select! {
+        () = kinds_are_served(&client) => {}
+        Some(done) = leave.recv() => return answer(done),
+    }
     let mut words: Words = SelectAll::new();
     words.push(Box::pin(known::watch_configuration(client.clone(), &server)));
     let mut known = Known::default();
@@ -136,6 +142,18 @@ async fn run(announcer: Announcer, served: watch::Receiver<AllServed>, mut leave
     // The last word is that nothing is announced; the API may be away.
     if tokio::time::timeout(LEAVE, &mut telling).await.is_err() {
         telling.abort();
+    }
+}
+
+/// Waits until the API has MetalLB's kinds. Most clusters have not, and are not to be bothered.
+async fn kinds_are_served(client: &Client) {
+    loop {
+        let pause = match client.list_api_group_resources("metallb.io/v1beta1").await {
+            Ok(_) => return,
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => ABSENT,
+            Err(_) => RETRY,
+        };
+        tokio::time::sleep(pause).await;
     }
 }
 

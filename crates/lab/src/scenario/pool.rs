@@ -118,6 +118,7 @@ fn grouped(scenarios: Vec<Scenario>, options: &PoolOptions) -> Groups {
                     mode: *mode,
                     family: *family,
                     nodes: scenario.nodes.clone(),
+                    router: scenario.router,
                     node_config: Value::from_iter(scenario.node.clone()).to_string(),
                 };
                 groups.entry(key).or_default().push_back(Job { index, scenario: scenario.clone() });

@@ -36,6 +36,8 @@ pub struct LabKey {
     pub family: FamilyRun,
     /// The nodes.
     pub nodes: Vec<format::NodeSpec>,
+    /// What the router does.
+    pub router: format::Router,
     /// The daemons' configuration, as JSON text.
     pub node_config: String,
 }
@@ -131,6 +133,7 @@ impl Stage {
             FamilyRun::Dual => Families::Dual,
         };
         spec.mode = key.mode.to_string();
+        spec.bgp_router = key.router == format::Router::Bgp;
         spec.node_config = serde_json::from_str(&key.node_config).map_err(told)?;
         let nodes: Vec<String> = key.nodes.iter().map(|node| node.name.clone()).collect();
         let around = surroundings(&spec);

@@ -51,6 +51,10 @@ pub async fn run(
     mut served: watch::Receiver<AllServed>,
     mut leave: mpsc::Receiver<oneshot::Sender<()>>,
 ) {
+    tokio::select! {
+        () = super::kinds_are_served(&client) => {}
+        Some(done) = leave.recv() => return super::answer(done),
+    }
     let mut words: Words = SelectAll::new();
     words.push(Box::pin(known::watch_configuration(client.clone(), &server)));
     let mut known = Known::default();

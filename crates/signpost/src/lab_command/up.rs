@@ -31,7 +31,7 @@ pub struct UpCommand {
     /// Address families: ipv4, ipv6 or dual.
     #[arg(long, default_value = "dual")]
     families: Families,
-    /// Give Services of type LoadBalancer addresses, and announce them: l2.
+    /// Give Services of type LoadBalancer addresses, and announce them: l2 or bgp (needs BIRD).
     #[arg(long, value_name = "HOW")]
     lb: Option<LoadBalancing>,
     /// The lab's name; labs of different names run side by side.

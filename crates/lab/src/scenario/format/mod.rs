@@ -24,7 +24,7 @@ pub use self::step::{
     DeleteStep, DoctorStep, EventStep, ExecExpect, LoadStep, ObjectRef, ObjectStep, PatchStep, PodChange, Probe,
     RouteStep, SaveFrom, Step, StepKind,
 };
-pub use self::values::{FamilyRun, Listen, Mode, NodeSpec, parse_duration};
+pub use self::values::{FamilyRun, Listen, Mode, NodeSpec, Router, parse_duration};
 
 /// One scenario file.
 #[derive(Debug, Clone)]
@@ -43,6 +43,8 @@ pub struct Scenario {
     pub families: Vec<FamilyRun>,
     /// Where it is defined.
     pub modes: Vec<Mode>,
+    /// What the router does.
+    pub router: Router,
     /// Configuration of the node daemons, as KubeProxyConfiguration names it.
     pub node: BTreeMap<String, Value>,
     /// Pods in short form.
@@ -138,6 +140,7 @@ pub fn parse(file: &Path, text: &str) -> Result<Scenario, FormatError> {
         nodes: raw.nodes.0,
         families: raw.families,
         modes: raw.modes,
+        router: raw.router,
         node: raw.node,
         pods: raw.pods.into_iter().map(raw::Pod::into_short_pod).collect(),
         objects: raw.objects,

@@ -10,7 +10,7 @@ use serde_saphyr::Spanned;
 use super::ShortPod;
 use super::expect::{Deviation, Fails};
 use super::step::SaveFrom;
-use super::values::{FamilyRun, Listen, Mode, Nodes, Span};
+use super::values::{FamilyRun, Listen, Mode, Nodes, Router, Span};
 
 fn both_families() -> Vec<FamilyRun> {
     vec![FamilyRun::Ipv4, FamilyRun::Ipv6]
@@ -45,6 +45,8 @@ pub(super) struct Scenario {
     pub families: Vec<FamilyRun>,
     #[serde(default = "all_modes")]
     pub modes: Vec<Mode>,
+    #[serde(default)]
+    pub router: Router,
     #[serde(default)]
     pub node: BTreeMap<String, Value>,
     #[serde(default)]

@@ -24,6 +24,17 @@ pub enum Mode {
     Ipvs,
 }
 
+/// What the lab's router does besides passing packets on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Router {
+    /// Nothing: its routes are those that the lab gave it.
+    #[default]
+    Static,
+    /// It takes routes from nodes by BGP.
+    Bgp,
+}
+
 impl Mode {
     /// Every mode, in the order in which `auto` prefers them.
     pub const ALL: [Mode; 4] = [Mode::Ebpf, Mode::Nftables, Mode::Iptables, Mode::Ipvs];

@@ -1,4 +1,4 @@
-//! Pure. What a Service asks for, and what it has.
+//! Pure. What a Service asks of load balancers, and what it has.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,11 +9,10 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 use signpost_core::labels::Labels;
 use signpost_core::load_balancer::{Request, Sharing, Wish};
-use signpost_core::object::{Family, ObjectName, Protocol};
+use signpost_core::object::{Family, Protocol};
 use signpost_metallb::{ADDRESS_POOL, ALLOW_SHARED_IP, LOAD_BALANCER_IPS, convert};
 
 use crate::cache::{Index, name_of};
-use crate::world::World;
 
 /// On a Service: `Proxy`, if clients outside are to reach it through a proxy that keeps its own address, not by the nodes.
 pub const IP_MODE: &str = "signpost.dev/ip-mode";
@@ -97,12 +96,6 @@ pub fn sharing(service: &Service) -> Sharing {
         })
         .collect();
     Sharing { key: annotation(service, ALLOW_SHARED_IP).map(Into::into), backends: backends.into(), ports }
-}
-
-/// The labels of a namespace; none if it is not known.
-pub fn namespace_labels(world: &World, namespace: &str) -> Labels {
-    let found = world.namespaces.get(&ObjectName::new("", namespace));
-    convert::labels(found.as_ref().and_then(|found| found.metadata.labels.as_ref()))
 }
 
 /// What it asks for.
