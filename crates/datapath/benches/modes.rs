@@ -33,7 +33,7 @@ const SIZES_IPTABLES_NFT: [(u32, u32); 3] = [(100, 10), (1_000, 10), (3_000, 10)
 const MODES: [&str; 3] = ["nftables", "iptables-legacy", "iptables-nft"];
 /// Changes of each sort.
 const CHANGES: u32 = 15;
-/// Pairs of connections, one direct and one through a Service.
+/// Connections of each sort.
 const CONNECTIONS: usize = 2_000;
 /// Where the endpoint of the measured Service listens.
 const LISTENS: &str = "10.244.1.7:8080";
@@ -77,6 +77,7 @@ fn size(argument: &str) -> Option<(u32, u32)> {
 }
 
 fn measure<D: Datapath>(mode: &mut D, cleanup: impl Fn(&mut D) -> bool, (services, endpoints): (u32, u32)) -> Value {
+    let bare = connections_to(&[LISTENS.parse().expect("it is an address")]);
     let before_mb = resident_mb();
     let mut plan = strategies::services(FAMILY, services, endpoints);
     let plan_mb = resident_mb() - before_mb;
@@ -107,7 +108,7 @@ fn measure<D: Datapath>(mode: &mut D, cleanup: impl Fn(&mut D) -> bool, (service
             SetChange { removed: [strategies::cluster_ip(FAMILY, number)].into(), ..SetChange::default() };
         PlanChange { removed: [key].into(), cluster_ips, ..PlanChange::default() }
     });
-    let connect = connections(mode, &mut plan, &mut program, services / 2);
+    let connect = connections(mode, &mut plan, &mut program, services / 2, bare);
     let (have, observe) = timed(|| mode.observe().expect("it lists"));
     let (repair, compare) = timed(|| mode.repair(&program, &have));
     assert!(repair == mode.change(&program, &PlanChange::default()), "what is there is what is wanted");
@@ -146,8 +147,15 @@ fn run<D: Datapath>(
     json!({ "p50_ms": at(&mut all, 50), "most_ms": at(&mut all, 100), "cpu_ms": round(cpu_ms) })
 }
 
-/// What `connect()` takes to the Service in the middle of all, whose one endpoint listens here, against `connect()` to that.
-fn connections<D: Datapath>(mode: &mut D, plan: &mut NodePlan, program: &mut D::Program, middle: u32) -> Value {
+/// What `connect()` takes to the Service in the middle of all, whose one endpoint listens here; to that endpoint itself, which no
+/// rule is for; and to it before there were rules (`bare`).
+fn connections<D: Datapath>(
+    mode: &mut D,
+    plan: &mut NodePlan,
+    program: &mut D::Program,
+    middle: u32,
+    mut bare: Vec<Vec<f64>>,
+) -> Value {
     let to: SocketAddr = LISTENS.parse().expect("it is an address");
     let (key, mut frontend) = strategies::service(FAMILY, middle, 0..1);
     for route in [&mut frontend.from_pod, &mut frontend.from_node, &mut frontend.from_elsewhere] {
@@ -159,19 +167,29 @@ fn connections<D: Datapath>(mode: &mut D, plan: &mut NodePlan, program: &mut D::
     let change = mode.change(program, &planned);
     mode.apply(&change).expect("it is taken");
     mode.advance(program, &change);
-    let listener = TcpListener::bind(to).expect("the address is this namespace's");
-    let takes = std::thread::spawn(move || listener.incoming().take(CONNECTIONS * 2).flatten().for_each(drop));
-    let (mut direct, mut through) = (Vec::new(), Vec::new());
+    let mut both = connections_to(&[to, SocketAddr::new(address, port.get())]);
+    let bare_us = at(&mut bare[0], 50);
+    let (direct_us, us) = (at(&mut both[0], 50), at(&mut both[1], 50));
+    json!({
+        "bare_p50_us": bare_us, "direct_p50_us": direct_us, "service_p50_us": us,
+        "direct_against_bare": round(direct_us / bare_us), "service_against_bare": round(us / bare_us),
+        "service_p99_us": at(&mut both[1], 99),
+    })
+}
+
+/// Connects to each in turn; the times of each, in microseconds. All lead to the one listener.
+fn connections_to(all: &[SocketAddr]) -> Vec<Vec<f64>> {
+    let listener = TcpListener::bind(LISTENS).expect("the address is this namespace's");
+    let count = CONNECTIONS * all.len();
+    let takes = std::thread::spawn(move || listener.incoming().take(count).flatten().for_each(drop));
+    let mut times = vec![Vec::new(); all.len()];
     for _ in 0..CONNECTIONS {
-        direct.push(connect(to));
-        through.push(connect(SocketAddr::new(address, port.get())));
+        for (times, to) in times.iter_mut().zip(all) {
+            times.push(connect(*to));
+        }
     }
     takes.join().expect("it takes them all");
-    let (plain_us, us) = (at(&mut direct, 50), at(&mut through, 50));
-    json!({
-        "direct_p50_us": plain_us, "p50_us": us, "ratio": round(us / plain_us),
-        "direct_p99_us": at(&mut direct, 99), "p99_us": at(&mut through, 99),
-    })
+    times
 }
 
 /// Microseconds.

@@ -11,10 +11,10 @@
 //! nat is written before filter, so for the moment between them what has just lost its last endpoint may pass by; its
 //! flows are swept away by [`crate::conntrack`].
 //!
-//! The time that iptables-nft (1.8.9) takes to load or list rules grows with the square of the number of chains, nearly
-//! all of it spent comparing names in the tool itself: of processor time 2 s at 1,000 Services of 10 endpoints, 20 s at
-//! 3,000 (`cargo bench --bench iptables`). A change of one Service stays quick, 0.03 and 0.1 s. iptables-legacy loads 1,000 in
-//! 0.3 s, but every change rewrites the kernel's whole table, 0.13 s there. Who has thousands of Services wants nftables.
+//! iptables-nft (1.8.9) lists in a time that grows with the square of the number of chains, nearly all of it spent comparing
+//! names: of processor time 1 s at 1,000 Services of 10 endpoints, 10 s at 3,000. It loads 3,000 in 2.4 s, see
+//! [`Change::write_for_nft`]. iptables-legacy loads 1,000 in 0.3 s, but every change rewrites the kernel's whole table, 0.13 s
+//! there (`cargo bench --bench modes`, docs/figures.md). Who has thousands of Services wants nftables.
 //!
 //! Where it falls short of the plan: `recent` remembers the last 100 clients of an endpoint, so that with more of them
 //! affinity ends early.
