@@ -89,6 +89,8 @@ fn config() -> NodeConfig {
         masquerade_all: false,
         node_addresses: [node_address()].into(),
         node_port_addresses: NodePortAddresses::Primary,
+        localhost_node_ports: false,
+        source_ranges_on_node_ports: false,
     }
 }
 

@@ -27,6 +27,10 @@ pub struct NodeConfig {
     pub node_addresses: BTreeSet<IpAddr>,
     /// At which of them node ports answer.
     pub node_port_addresses: NodePortAddresses,
+    /// Whether they may answer at IPv4's loopback too, if `node_port_addresses` has it: a mode must be able to.
+    pub localhost_node_ports: bool,
+    /// Whether `loadBalancerSourceRanges` guard a Service's node ports, too.
+    pub source_ranges_on_node_ports: bool,
 }
 
 /// `nodePortAddresses`.
@@ -62,6 +66,10 @@ pub(crate) fn surroundings(config: &NodeConfig, store: &Store, family: Family) -
         site: Site { node: config.node.clone(), zone: zone.filter(|zone| !zone.is_empty()).cloned() },
         masquerade: Masquerade { all: config.masquerade_all, not_pods },
         primary: primary(config, store, family),
+        guarded: config.source_ranges_on_node_ports.then(|| {
+            let addresses = config.node_addresses.iter().copied().filter(|address| Family::of(*address) == family);
+            node_port_addresses(config, store, family, &addresses.collect())
+        }),
     }
 }
 
@@ -75,15 +83,16 @@ fn primary(config: &NodeConfig, store: &Store, family: Family) -> Option<IpAddr>
     addresses.iter().copied().find(|address| Family::of(*address) == family)
 }
 
-/// Loopback never answers: a packet that leaves the machine with such a source, or comes in for such a destination, is
-/// thrown away by the kernel. Link-local addresses are no addresses without their interface, so they have to be asked for.
+/// Loopback answers only where it may: a packet that leaves the machine with such a source, or comes in for such a
+/// destination, is thrown away by the kernel unless it is told otherwise, which IPv6 cannot be. Link-local addresses are no addresses without their interface, so they have to be asked for.
 fn node_port_addresses(
     config: &NodeConfig,
     store: &Store,
     family: Family,
     node_addresses: &BTreeSet<IpAddr>,
 ) -> BTreeSet<IpAddr> {
-    let candidates = node_addresses.iter().copied().filter(|address| !address.is_loopback());
+    let may_answer = |address: &IpAddr| !address.is_loopback() || (config.localhost_node_ports && address.is_ipv4());
+    let candidates = node_addresses.iter().copied().filter(may_answer);
     match &config.node_port_addresses {
         NodePortAddresses::Primary => {
             let primary = primary(config, store, family);

@@ -162,6 +162,8 @@ pub(crate) fn config() -> NodeConfig {
             .map(ip)
             .collect(),
         node_port_addresses: NodePortAddresses::Primary,
+        localhost_node_ports: false,
+        source_ranges_on_node_ports: false,
     }
 }
 

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use signpost_cluster::{Malformed, convert};
 use signpost_core::object::Family;
-use signpost_core::plan::{FrontendKind, NodeFacts, NodePlan};
+use signpost_core::plan::{Frontend, FrontendKey, FrontendKind, NodeFacts, NodePlan};
 use signpost_core::planner::{NodeConfig, NodePortAddresses, Planner};
 use signpost_core::store::{Dirty, Event, Store};
 
@@ -64,7 +64,7 @@ impl Understood {
     }
 
     /// The plan of a node. What is not in the objects is taken from `like`, a plan of this node or of another: the
-    /// ranges of pods, and whether all is masqueraded.
+    /// ranges of pods, whether all is masqueraded, and who may use node ports.
     pub fn plan(&self, node: &str, addresses: &BTreeSet<IpAddr>, like: &NodePlan, own: bool) -> NodePlan {
         let all = like.frontends.values().any(|one| one.kind == FrontendKind::ClusterIp && one.from_pod.masquerade);
         let node_port_addresses = if own {
@@ -78,11 +78,18 @@ impl Understood {
             masquerade_all: all,
             node_addresses: addresses.iter().copied().filter(|address| Family::of(*address) == like.family).collect(),
             node_port_addresses,
+            localhost_node_ports: like.node_port_addresses.iter().any(IpAddr::is_loopback),
+            source_ranges_on_node_ports: like.frontends.iter().any(is_guarded_node_port),
         };
         let mut planner = Planner::new(like.family, config);
         planner.update(&self.store, &self.dirty);
         planner.plan().clone()
     }
+}
+
+/// Such a node port stands at an address, see `NodeConfig::source_ranges_on_node_ports`.
+fn is_guarded_node_port((key, frontend): (&FrontendKey, &Frontend)) -> bool {
+    frontend.kind == FrontendKind::NodePort && matches!(key, FrontendKey::Address { .. })
 }
 
 /// Fills in what the objects ask of each node. Of a node that was not reached, the ranges of pods and the node's addresses

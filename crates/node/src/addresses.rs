@@ -1,4 +1,4 @@
-//! The addresses of this network namespace's interfaces, and when they change.
+//! The addresses of this network namespace's interfaces, who is behind some of them, and when that changes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,21 +6,34 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use crate::sys;
+use crate::config::PodInterfaces;
+use crate::{routes, sys};
 
 /// Multicast groups of addresses that come and go: RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR (linux/rtnetlink.h).
 const GROUPS: u32 = 0x10 | 0x100;
+/// And of routes: RTMGRP_IPV4_ROUTE and RTMGRP_IPV6_ROUTE.
+const ROUTE_GROUPS: u32 = 0x40 | 0x400;
 /// Should a message have been lost.
 const READ_AGAIN: Duration = Duration::from_secs(30);
 
 /// Where the mode IPVS keeps the Services' addresses, and kube-proxy too: they are not the node's own.
 const SERVICES: &str = signpost_datapath::ipvs::link::DEVICE;
+
+/// What is known of this network namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Local {
+    /// See [`read`].
+    pub addresses: BTreeSet<IpAddr>,
+    /// Ranges behind the interfaces that were asked for.
+    pub behind: BTreeSet<IpNet>,
+}
 
 /// All addresses but those of Services, and without the link-local ones of IPv6: those come and go with every pod, and no
 /// Service is reached from one.
@@ -42,14 +55,28 @@ pub fn read() -> io::Result<BTreeSet<IpAddr>> {
     Ok(addresses)
 }
 
-/// Follows the addresses. The task behind it ends with the receiver. Must be called inside a tokio runtime.
+fn read_all(interfaces: Option<&PodInterfaces>) -> io::Result<Local> {
+    let behind = match interfaces {
+        None => BTreeSet::new(),
+        Some(interfaces) => {
+            let ipv4 = std::fs::read_to_string("/proc/thread-self/net/route")?;
+            // A kernel may have no IPv6.
+            let ipv6 = std::fs::read_to_string("/proc/thread-self/net/ipv6_route").unwrap_or_default();
+            routes::behind(interfaces, &ipv4, &ipv6)
+        }
+    };
+    Ok(Local { addresses: read()?, behind })
+}
+
+/// Follows the addresses, and who is behind some interfaces. The task behind it ends with the receiver. Must be called inside a tokio runtime.
 ///
 /// # Errors
 /// The addresses cannot be read, or the kernel gives no socket.
-pub fn follow() -> io::Result<watch::Receiver<BTreeSet<IpAddr>>> {
+pub fn follow(interfaces: Option<PodInterfaces>) -> io::Result<watch::Receiver<Local>> {
     // Subscribed first, so that no change falls between.
-    let changes = sys::watch_readable(subscribe()?)?;
-    let (sender, receiver) = watch::channel(read()?);
+    let groups = GROUPS | if interfaces.is_some() { ROUTE_GROUPS } else { 0 };
+    let changes = sys::watch_readable(subscribe(groups)?)?;
+    let (sender, receiver) = watch::channel(read_all(interfaces.as_ref())?);
     tokio::spawn(async move {
         loop {
             tokio::select! {
@@ -66,7 +93,7 @@ pub fn follow() -> io::Result<watch::Receiver<BTreeSet<IpAddr>>> {
                     }
                 },
             }
-            match read() {
+            match read_all(interfaces.as_ref()) {
                 Ok(now) => {
                     sender.send_if_modified(|known| {
                         let changed = *known != now;
@@ -81,10 +108,10 @@ pub fn follow() -> io::Result<watch::Receiver<BTreeSet<IpAddr>>> {
     Ok(receiver)
 }
 
-fn subscribe() -> io::Result<OwnedFd> {
+fn subscribe(groups: u32) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS))?;
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
     Ok(socket)
 }
 

@@ -57,11 +57,21 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A way to tell pods from others that is not built.
-    #[error("detectLocalMode {mode} is not built yet: use ClusterCIDR with clusterCIDR, or NodeCIDR")]
+    /// No way to tell pods from others.
+    #[error("detectLocalMode {mode:?} is none of ClusterCIDR, NodeCIDR, BridgeInterface and InterfaceNamePrefix")]
     DetectLocalMode {
         /// As written.
         mode: String,
+    },
+    /// A way to tell pods from others that needs a name.
+    #[error("detectLocalMode {mode} needs detectLocal.{field} (or --{flag})")]
+    NoInterface {
+        /// The way.
+        mode: &'static str,
+        /// The field of the file.
+        field: &'static str,
+        /// The flag.
+        flag: &'static str,
     },
     /// ClusterCIDR without ranges.
     #[error("detectLocalMode ClusterCIDR needs clusterCIDR (or --cluster-cidr)")]
@@ -108,6 +118,16 @@ pub struct Flags {
     pub detect_local_mode: Option<String>,
     /// `--ipvs-scheduler` and others
     pub ipvs: IpvsFlags,
+    /// `--pod-bridge-interface`
+    pub pod_bridge_interface: Option<String>,
+    /// `--pod-interface-name-prefix`
+    pub pod_interface_name_prefix: Option<String>,
+    /// `--iptables-localhost-nodeports`
+    pub iptables_localhost_nodeports: Option<bool>,
+    /// `--conntrack-tcp-be-liberal`
+    pub conntrack_tcp_be_liberal: Option<bool>,
+    /// `--load-balancer-source-ranges-on-node-ports`
+    pub source_ranges_on_node_ports: Option<bool>,
     /// Flags of kube-proxy that were given and change nothing here.
     pub without_effect: Vec<&'static str>,
 }
@@ -119,6 +139,27 @@ pub enum PodRanges {
     Cluster(Vec<IpNet>),
     /// Those in the ranges that the Node object names: the node's own pods.
     Node,
+    /// Those that are reached through these interfaces: the node's own pods.
+    Interfaces(PodInterfaces),
+}
+
+/// The interfaces of pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodInterfaces {
+    /// The bridge that all of them are on.
+    Bridge(String),
+    /// Each pod has one whose name begins so.
+    Prefix(String),
+}
+
+impl PodInterfaces {
+    /// Whether an interface is one of them.
+    pub fn has(&self, interface: &str) -> bool {
+        match self {
+            PodInterfaces::Bridge(name) => interface == name,
+            PodInterfaces::Prefix(prefix) => interface.starts_with(prefix.as_str()),
+        }
+    }
 }
 
 /// What the daemon runs with.
@@ -138,6 +179,12 @@ pub struct NodeOptions {
     pub masquerade_all: bool,
     /// Where node ports answer.
     pub node_port_addresses: NodePortAddresses,
+    /// Whether they may answer at 127.0.0.1 in the mode iptables.
+    pub localhost_node_ports: bool,
+    /// Whether `loadBalancerSourceRanges` guard a Service's node ports, too.
+    pub source_ranges_on_node_ports: bool,
+    /// Whether conntrack is told to accept TCP packets out of their window.
+    pub tcp_be_liberal: bool,
     /// Where `/healthz` listens; `None`: nowhere.
     pub healthz: Option<SocketAddr>,
     /// Where `/metrics` listens; `None`: nowhere.
@@ -193,11 +240,27 @@ impl NodeOptions {
         let node =
             node_name(flags.hostname_override.or(file.hostname_override.filter(|name| !name.is_empty())).or(hostname))?;
         let ranges = flags.cluster_cidr.or(file.cluster_cidr).unwrap_or_default().0;
+        let detect = file.detect_local.unwrap_or_default();
+        let localhost = file.iptables.as_ref().and_then(|mode| mode.localhost_node_ports);
+        let liberal = file.conntrack.as_ref().and_then(|conntrack| conntrack.tcp_be_liberal);
         let pods = match flags.detect_local_mode.or(file.detect_local_mode).as_deref() {
             None | Some("") => PodRanges::Cluster(ranges),
             Some("ClusterCIDR") if ranges.is_empty() => return Err(ConfigError::NoClusterCidr),
             Some("ClusterCIDR") => PodRanges::Cluster(ranges),
             Some("NodeCIDR") => PodRanges::Node,
+            Some("BridgeInterface") => {
+                let name = flags.pod_bridge_interface.or(detect.bridge_interface).filter(|name| !name.is_empty());
+                let (mode, field, flag) = ("BridgeInterface", "bridgeInterface", "pod-bridge-interface");
+                let name = name.ok_or(ConfigError::NoInterface { mode, field, flag })?;
+                PodRanges::Interfaces(PodInterfaces::Bridge(name))
+            }
+            Some("InterfaceNamePrefix") => {
+                let prefix = flags.pod_interface_name_prefix.or(detect.interface_name_prefix);
+                let prefix = prefix.filter(|prefix| !prefix.is_empty());
+                let (mode, field, flag) = ("InterfaceNamePrefix", "interfaceNamePrefix", "pod-interface-name-prefix");
+                let prefix = prefix.ok_or(ConfigError::NoInterface { mode, field, flag })?;
+                PodRanges::Interfaces(PodInterfaces::Prefix(prefix))
+            }
             Some(other) => return Err(ConfigError::DetectLocalMode { mode: other.to_owned() }),
         };
         let kubeconfig = file.client_connection.and_then(|client| client.kubeconfig);
@@ -210,6 +273,12 @@ impl NodeOptions {
             pods,
             masquerade_all: flags.masquerade_all.or(common.masquerade_all).unwrap_or(false),
             node_port_addresses: node_ports.0,
+            localhost_node_ports: flags.iptables_localhost_nodeports.or(localhost).unwrap_or(true),
+            source_ranges_on_node_ports: flags
+                .source_ranges_on_node_ports
+                .or(file.load_balancer_source_ranges_on_node_ports)
+                .unwrap_or(false),
+            tcp_be_liberal: flags.conntrack_tcp_be_liberal.or(liberal).unwrap_or(false),
             healthz: bind(flags.healthz_bind_address, file.healthz_bind_address, "0.0.0.0", HEALTHZ_PORT),
             metrics: bind(flags.metrics_bind_address, file.metrics_bind_address, "127.0.0.1", METRICS_PORT),
             min_sync_period: flags.min_sync_period.or(common.min_sync_period).unwrap_or_default().0,

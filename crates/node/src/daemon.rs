@@ -2,11 +2,9 @@
 //!
 //! It never takes rules away when it ends: who restarts it, or loses it, keeps every connection and Service as they are.
 
-use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::future::Future;
 use std::io;
-use std::net::IpAddr;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -28,6 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tracing::{info, warn};
 
+use crate::addresses::Local;
 use crate::announce::Announcer;
 use crate::config::{NodeOptions, PodRanges};
 use crate::handover::{self, CleanupError, HandoverError};
@@ -38,7 +37,7 @@ use crate::progress::Progress;
 use crate::server::{self, Question, Shared};
 use crate::service_health::ServiceHealth;
 use crate::sync::{SyncLoop, SyncOptions};
-use crate::{addresses, process, sys};
+use crate::{addresses, kernel_settings, process, sys};
 
 /// So many observations are taken in between two looks at the clock.
 const BATCH: usize = 512;
@@ -90,7 +89,12 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     }
     let Connection { client, server } =
         signpost_cluster::client::connect(options.kubeconfig.as_deref(), options.master.as_deref()).await?;
-    let addresses = addresses::follow().map_err(NodeError::Addresses)?;
+    kernel_settings::apply(&options, mode);
+    let interfaces = match &options.pods {
+        PodRanges::Interfaces(interfaces) => Some(interfaces.clone()),
+        PodRanges::Cluster(_) | PodRanges::Node => None,
+    };
+    let addresses = addresses::follow(interfaces).map_err(NodeError::Addresses)?;
     let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
     let announcer = Announcer::new(client.clone(), &server, options.node.clone());
     let observed = signpost_cluster::watch(client, &server, &NodeScope::Own(options.node.clone()));
@@ -163,7 +167,7 @@ async fn serve<D>(
     mode: Mode,
     datapaths: Vec<(Family, D, Option<Worker>)>,
     observed: impl Stream<Item = Observed> + Send + Unpin + 'static,
-    mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
+    mut addresses: watch::Receiver<Local>,
     reporter: Reporter,
     announcer: Announcer,
     shutdown: impl Future<Output = ()>,
@@ -195,13 +199,16 @@ async fn serve<D>(
     let cluster_cidrs = match &options.pods {
         PodRanges::Cluster(ranges) => ranges.clone(),
         PodRanges::Node => Vec::new(),
+        PodRanges::Interfaces(_) => addresses.borrow_and_update().behind.iter().copied().collect(),
     };
     let config = NodeConfig {
         node: options.node.clone(),
         cluster_cidrs,
         masquerade_all: options.masquerade_all,
-        node_addresses: addresses.borrow_and_update().clone(),
+        node_addresses: addresses.borrow_and_update().addresses.clone(),
         node_port_addresses: options.node_port_addresses.clone(),
+        localhost_node_ports: kernel_settings::localhost_node_ports(options, mode),
+        source_ranges_on_node_ports: options.source_ranges_on_node_ports,
     };
     let sync_options = SyncOptions {
         node: options.node.clone(),
@@ -238,7 +245,7 @@ async fn drive<D>(
     mut sync: SyncLoop<D>,
     node: Arc<str>,
     observed: impl Stream<Item = Observed> + Send + Unpin,
-    mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
+    mut addresses: watch::Receiver<Local>,
     mut questions: mpsc::Receiver<Question>,
     reporter: Reporter,
     stopped: oneshot::Receiver<()>,
@@ -281,7 +288,8 @@ async fn drive<D>(
             },
             Ok(()) = addresses.changed() => {
                 let now = addresses.borrow_and_update().clone();
-                sync.set_node_addresses(now, Instant::now());
+                sync.set_pods_behind(&now.behind, Instant::now());
+                sync.set_node_addresses(now.addresses, Instant::now());
             }
             Some(question) = questions.recv() => answer(&sync, question),
             () = until(due), if due.is_some() => {}

@@ -19,6 +19,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use serde::Serialize;
 use signpost_cluster::Observed;
 use signpost_core::announce::served::ServedServices;
@@ -179,6 +180,16 @@ impl<D: Datapath> SyncLoop<D> {
         if self.config.node_addresses != addresses {
             info!(addresses = addresses.len(), "the node's addresses changed");
             self.config.node_addresses = addresses;
+            self.reconfigure();
+            self.queue(now);
+        }
+    }
+
+    /// Who is behind the pods' interfaces changed.
+    pub fn set_pods_behind(&mut self, behind: &BTreeSet<IpNet>, now: Instant) {
+        let PodRanges::Interfaces(_) = self.options.pods else { return };
+        if !self.config.cluster_cidrs.iter().eq(behind) {
+            self.config.cluster_cidrs = behind.iter().copied().collect();
             self.reconfigure();
             self.queue(now);
         }

@@ -6,7 +6,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 /// With a value.
-const VALUES: [&str; 31] = [
+const VALUES: [&str; 29] = [
     "bind-address",
     "boot-id-file",
     "config-sync-period",
@@ -33,19 +33,15 @@ const VALUES: [&str; 31] = [
     "log_file_max_size",
     "machine-id-file",
     "oom-score-adj",
-    "pod-bridge-interface",
-    "pod-interface-name-prefix",
     "proxy-port-range",
     "show-hidden-metrics-for-version",
     "vmodule",
 ];
 /// Switches: alone, or with =true or =false.
-const SWITCHES: [&str; 11] = [
+const SWITCHES: [&str; 9] = [
     "add_dir_header",
     "alsologtostderr",
     "bind-address-hard-fail",
-    "conntrack-tcp-be-liberal",
-    "iptables-localhost-nodeports",
     "log-json-split-stream",
     "logtostderr",
     "one_output",

@@ -59,7 +59,8 @@ pub struct NodeCommand {
     /// How often the kernel is compared with what it should hold [default: 30s]
     #[arg(long, value_name = "DURATION")]
     sync_period: Option<GoDuration>,
-    /// ClusterCIDR or NodeCIDR: whose addresses count as pods' [default: those of --cluster-cidr]
+    /// ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix: whose addresses count as pods' [default: those of
+    /// --cluster-cidr]
     #[arg(long, value_name = "MODE")]
     detect_local_mode: Option<String>,
     /// How the mode ipvs chooses: rr, wrr, lc, wlc, lblc, lblcr, sh, dh, mh, sed, nq [default: rr]
@@ -80,6 +81,21 @@ pub struct NodeCommand {
     /// The same for UDP
     #[arg(long, value_name = "DURATION")]
     ipvs_udp_timeout: Option<GoDuration>,
+    /// The bridge of the node's pods, for BridgeInterface
+    #[arg(long, value_name = "NAME")]
+    pod_bridge_interface: Option<String>,
+    /// How the names of the interfaces to the node's pods begin, for InterfaceNamePrefix
+    #[arg(long, value_name = "PREFIX")]
+    pod_interface_name_prefix: Option<String>,
+    /// In the mode iptables, node ports answer at 127.0.0.1 too, if --nodeport-addresses has it [default: true]
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, value_name = "WHETHER")]
+    iptables_localhost_nodeports: Option<bool>,
+    /// Tell conntrack to accept TCP packets out of their window
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, value_name = "WHETHER")]
+    conntrack_tcp_be_liberal: Option<bool>,
+    /// loadBalancerSourceRanges guard a Service's node ports, too
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, value_name = "WHETHER")]
+    load_balancer_source_ranges_on_node_ports: Option<bool>,
     /// Replace the rules that another Service proxy left
     #[arg(long)]
     take_over: bool,
@@ -163,6 +179,11 @@ impl NodeCommand {
                 tcp_fin_timeout: self.ipvs_tcpfin_timeout,
                 udp_timeout: self.ipvs_udp_timeout,
             },
+            pod_bridge_interface: self.pod_bridge_interface,
+            pod_interface_name_prefix: self.pod_interface_name_prefix,
+            iptables_localhost_nodeports: self.iptables_localhost_nodeports,
+            conntrack_tcp_be_liberal: self.conntrack_tcp_be_liberal,
+            source_ranges_on_node_ports: self.load_balancer_source_ranges_on_node_ports,
             without_effect: self.without_effect.0,
         };
         NodeOptions::new(flags, file, hostname).map_err(whole)

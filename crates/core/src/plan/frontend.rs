@@ -1,6 +1,6 @@
 //! Pure. The frontends of one Service: every address and port at which it answers, in one family.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ pub struct Surroundings {
     pub masquerade: Masquerade,
     /// The node's first address in this family.
     pub primary: Option<IpAddr>,
+    /// Where node ports answer, if source ranges guard them; `None`: they do not.
+    pub guarded: Option<BTreeSet<IpAddr>>,
 }
 
 /// All frontends of a Service. None at all in a family that it has no cluster address of: its endpoints never have one
@@ -37,9 +39,11 @@ pub fn frontends(store: &Store, service: &Service, around: &Surroundings) -> BTr
     let source_ranges = source_ranges(service, around.family);
     for port in &service.ports {
         let choice = choose(&offers(store, &service.name, port, around.family), &around.site);
-        for (key, kind) in keys(service, port, around.family) {
+        let guarded = around.guarded.as_ref().filter(|_| !source_ranges.is_empty());
+        for (key, kind) in keys(service, port, around.family, guarded) {
             let ranges = match kind {
                 FrontendKind::LoadBalancer => with_own_address(&source_ranges, key, around.primary),
+                FrontendKind::NodePort if guarded.is_some() => source_ranges.clone(),
                 _ => Arc::default(),
             };
             let frontend = frontend(service, port, kind, &choice, around.masquerade, ranges);
@@ -78,8 +82,14 @@ fn frontend(
     }
 }
 
-/// The keys that one port claims.
-fn keys(service: &Service, port: &ServicePort, family: Family) -> Vec<(FrontendKey, FrontendKind)> {
+/// The keys that one port claims. A node port that source ranges guard is one at each of the addresses where it answers,
+/// `guarded`: to guard addresses every mode knows.
+fn keys(
+    service: &Service,
+    port: &ServicePort,
+    family: Family,
+    guarded: Option<&BTreeSet<IpAddr>>,
+) -> Vec<(FrontendKey, FrontendKind)> {
     let (protocol, number) = (port.protocol, port.port);
     let cluster = service.cluster_ips.iter().map(|address| (*address, FrontendKind::ClusterIp));
     let external = service.external_ips.iter().map(|address| (*address, FrontendKind::ExternalIp));
@@ -87,8 +97,11 @@ fn keys(service: &Service, port: &ServicePort, family: Family) -> Vec<(FrontendK
     let ingress = ingress.map(|ingress| (ingress.address, FrontendKind::LoadBalancer));
     let addresses = cluster.chain(external).chain(ingress).filter(|(address, _)| Family::of(*address) == family);
     let addresses = addresses.map(|(address, kind)| (FrontendKey::Address { address, protocol, port: number }, kind));
-    let node_port = port.node_port.map(|port| (FrontendKey::NodePort { protocol, port }, FrontendKind::NodePort));
-    addresses.chain(node_port).collect()
+    let node_ports = port.node_port.into_iter().flat_map(|port| match guarded {
+        None => vec![FrontendKey::NodePort { protocol, port }],
+        Some(at) => at.iter().map(|address| FrontendKey::Address { address: *address, protocol, port }).collect(),
+    });
+    addresses.chain(node_ports.map(|key| (key, FrontendKind::NodePort))).collect()
 }
 
 fn source_ranges(service: &Service, family: Family) -> Arc<[IpNet]> {

@@ -245,6 +245,34 @@ fn source_ranges_guard_load_balancer_addresses_alone() {
 }
 
 #[test]
+fn source_ranges_guard_node_ports_when_asked() {
+    let asked = NodeConfig { source_ranges_on_node_ports: true, ..config() };
+    let stage = self::stage(asked.clone(), web().sources("203.0.113.0/25"), one_local_one_remote());
+    expect(&stage, "203.0.113.9", NODE_PORT, masqueraded(&[LOCAL, REMOTE]));
+    for denied in ["203.0.113.200", POD, NODE] {
+        expect(&stage, denied, NODE_PORT, Verdict::Drop);
+    }
+    expect(&stage, "203.0.113.9", "192.168.1.2:30080", Verdict::NotOurs);
+    expect(&stage, "203.0.113.200", CLUSTER_IP, masqueraded(&[LOCAL, REMOTE]));
+    let open = self::stage(asked, web(), one_local_one_remote());
+    expect(&open, "203.0.113.200", NODE_PORT, masqueraded(&[LOCAL, REMOTE]));
+}
+
+#[test]
+fn node_ports_answer_at_loopback_where_they_may_and_are_to() {
+    let at = |may, addresses| NodeConfig { localhost_node_ports: may, node_port_addresses: addresses, ..config() };
+    let ranges = || NodePortAddresses::Cidrs(vec!["127.0.0.0/8".parse().unwrap(), "::1/128".parse().unwrap()]);
+    let fate = |config| {
+        let stage = stage(config, web(), one_local_one_remote());
+        walk(stage.plan(), &packet(Protocol::Tcp, "127.0.0.1", "127.0.0.1:30080"))
+    };
+    assert_eq!(fate(at(true, ranges())), masqueraded(&[LOCAL, REMOTE]));
+    assert_eq!(fate(at(true, NodePortAddresses::All)), masqueraded(&[LOCAL, REMOTE]));
+    assert_eq!(fate(at(true, NodePortAddresses::Primary)), Verdict::NotOurs);
+    assert_eq!(fate(at(false, ranges())), Verdict::NotOurs);
+}
+
+#[test]
 fn source_ranges_without_the_node_shut_out_its_load_balancer_address_as_a_source() {
     let stage = stage(config(), web().sources("203.0.113.0/25"), one_local_one_remote());
     expect(&stage, "198.51.100.1", "198.51.100.1:80", Verdict::Drop);

@@ -218,6 +218,12 @@ impl Program {
                 Rule::new("kubernetes service nodeports, after all addresses", at, Action::Jump(to.clone()))
             })
         };
+        if self.plan.node_port_addresses.iter().any(IpAddr::is_loopback) {
+            // The kernel lets strangers' packets to loopback in then (CVE-2020-8558).
+            let loopback: IpNet = "127.0.0.0/8".parse().expect("it is a range");
+            let strangers = [Match::NotSource(loopback), Match::Destination(loopback)];
+            all.firewall.push(Rule::new("block incoming localnet connections", strangers, Action::Drop));
+        }
         all.services.extend(node_ports(Chain::NodePorts));
         all.refused_services.extend(node_ports(Chain::NodePorts));
         all.refused_services.extend(self.outside_cluster_ips());

@@ -138,6 +138,9 @@ pub fn config(dice: &mut Dice) -> NodeConfig {
         masquerade_all: dice.percent(20),
         node_addresses,
         node_port_addresses,
+        // One mode alone can.
+        localhost_node_ports: false,
+        source_ranges_on_node_ports: dice.percent(30),
     }
 }
 

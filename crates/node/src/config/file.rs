@@ -1,5 +1,6 @@
 //! Pure. `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`, every field of it, so that a file written for
-//! kube-proxy is read; and three fields at the top (`masqueradeAll`, `syncPeriod`, `minSyncPeriod`) that hold in any mode.
+//! kube-proxy is read; three fields at the top (`masqueradeAll`, `syncPeriod`, `minSyncPeriod`) that hold in any mode; and
+//! `loadBalancerSourceRangesOnNodePorts`, which kube-proxy lacks.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ pub struct KubeProxyConfiguration {
     pub(super) hostname_override: Option<String>,
     pub(super) client_connection: Option<ClientConnection>,
     pub(super) mode: Option<ModeName>,
-    iptables: Option<Mode>,
+    pub(super) iptables: Option<Mode>,
     ipvs: Option<Mode>,
     nftables: Option<Mode>,
     pub(super) masquerade_all: Option<bool>,
@@ -28,13 +29,14 @@ pub struct KubeProxyConfiguration {
     #[serde(rename = "clusterCIDR")]
     pub(super) cluster_cidr: Option<PodCidrs>,
     pub(super) detect_local_mode: Option<String>,
-    detect_local: Option<IgnoredAny>,
+    pub(super) detect_local: Option<DetectLocal>,
+    pub(super) load_balancer_source_ranges_on_node_ports: Option<bool>,
     pub(super) node_port_addresses: Option<NodePortRanges>,
     pub(super) healthz_bind_address: Option<BindAddress>,
     pub(super) metrics_bind_address: Option<BindAddress>,
     bind_address: Option<IgnoredAny>,
     bind_address_hard_fail: Option<bool>,
-    conntrack: Option<Conntrack>,
+    pub(super) conntrack: Option<Conntrack>,
     feature_gates: Option<BTreeMap<String, bool>>,
     enable_profiling: Option<bool>,
     oom_score_adj: Option<IgnoredAny>,
@@ -57,6 +59,14 @@ pub(super) struct ClientConnection {
     burst: Option<IgnoredAny>,
 }
 
+/// How pods are told by the interfaces that they are behind.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct DetectLocal {
+    pub(super) bridge_interface: Option<String>,
+    pub(super) interface_name_prefix: Option<String>,
+}
+
 /// `iptables`, `ipvs` and `nftables`, which share most fields.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -65,7 +75,7 @@ pub(super) struct Mode {
     pub(super) sync_period: Option<GoDuration>,
     pub(super) min_sync_period: Option<GoDuration>,
     masquerade_bit: Option<u8>,
-    localhost_node_ports: Option<bool>,
+    pub(super) localhost_node_ports: Option<bool>,
     pub(super) scheduler: Option<SchedulerName>,
     #[serde(rename = "excludeCIDRs")]
     pub(super) exclude_cidrs: Option<ExcludedRanges>,
@@ -78,12 +88,12 @@ pub(super) struct Mode {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Conntrack {
+pub(super) struct Conntrack {
     max_per_core: Option<i64>,
     min: Option<i64>,
     tcp_established_timeout: Option<GoDuration>,
     tcp_close_wait_timeout: Option<GoDuration>,
-    tcp_be_liberal: Option<bool>,
+    pub(super) tcp_be_liberal: Option<bool>,
     udp_timeout: Option<GoDuration>,
     udp_stream_timeout: Option<GoDuration>,
 }
@@ -133,7 +143,6 @@ impl Conntrack {
         let set = |duration: Option<GoDuration>| duration.is_some_and(|duration| !duration.0.is_zero());
         self.max_per_core.is_some_and(|value| value != 0)
             || self.min.is_some_and(|value| value != 0)
-            || self.tcp_be_liberal == Some(true)
             || [self.tcp_established_timeout, self.tcp_close_wait_timeout, self.udp_timeout, self.udp_stream_timeout]
                 .into_iter()
                 .any(set)

@@ -165,7 +165,9 @@ fn an_error_names_file_line_and_field() {
 
 #[test]
 fn what_is_not_built_is_refused_or_named() {
-    assert!(error_of("detectLocalMode: BridgeInterface").contains("BridgeInterface is not built yet"));
+    assert!(error_of("detectLocalMode: Somehow").contains("is none of ClusterCIDR, NodeCIDR"));
+    let error = error_of("detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: \"\"}");
+    assert!(error.contains("needs detectLocal.bridgeInterface (or --pod-bridge-interface)"), "{error}");
     assert!(error_of("detectLocalMode: ClusterCIDR").contains("needs clusterCIDR"));
     let options = options(Flags::default(), "conntrack: {min: 1}\nfeatureGates: {A: true}\nipvs: {scheduler: lc}\n");
     assert_eq!(options.unwrap().ignored, ["conntrack", "featureGates"]);
@@ -209,4 +211,31 @@ fn the_field_of_a_line_is_found_by_its_indentation() {
     {
         assert_eq!(path::field_at(text, line), field, "line {line}");
     }
+}
+
+#[test]
+fn pods_are_told_by_their_interfaces() {
+    let of = |text: &str| options(Flags::default(), text).unwrap().pods;
+    let text = "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}\nclusterCIDR: 10.0.0.0/8\n";
+    assert_eq!(of(text), PodRanges::Interfaces(PodInterfaces::Bridge("cni0".to_owned())));
+    let text = "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}\n";
+    assert_eq!(of(text), PodRanges::Interfaces(PodInterfaces::Prefix("cali".to_owned())));
+}
+
+#[test]
+fn what_changes_the_kernels_settings_and_who_may_use_node_ports_is_read() {
+    let of = |text: &str| options(Flags::default(), text).unwrap();
+    let default = of("hostnameOverride: n1\n");
+    assert_eq!(
+        (default.localhost_node_ports, default.tcp_be_liberal, default.source_ranges_on_node_ports),
+        (true, false, false)
+    );
+    let asked = of(
+        "iptables: {localhostNodePorts: false}\nconntrack: {tcpBeLiberal: true}\nloadBalancerSourceRangesOnNodePorts: true\n",
+    );
+    assert_eq!(
+        (asked.localhost_node_ports, asked.tcp_be_liberal, asked.source_ranges_on_node_ports),
+        (false, true, true)
+    );
+    assert!(asked.ignored.is_empty(), "{:?}", asked.ignored);
 }

@@ -212,6 +212,8 @@ fn options(pods: PodRanges) -> (SyncOptions, NodeConfig) {
         masquerade_all: false,
         node_addresses: BTreeSet::from([IpAddr::from([172, 18, 0, 11])]),
         node_port_addresses: NodePortAddresses::Primary,
+        localhost_node_ports: false,
+        source_ranges_on_node_ports: false,
     };
     (options, config)
 }
