@@ -98,22 +98,23 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
     let announcer = Announcer::new(client.clone(), &server, options.node.clone());
     let observed = signpost_cluster::watch(client, &server, &NodeScope::Own(options.node.clone()));
+    let around = Around { observed, addresses, reporter, announcer };
     match mode {
         Mode::Nftables => {
             let part = |family| (family, nftables(family, options.take_over), flows(family));
             let datapaths = families.into_iter().map(part).collect();
-            serve(&options, mode, datapaths, observed, addresses, reporter, announcer, shutdown).await;
+            serve(&options, mode, datapaths, around, shutdown).await;
         }
         Mode::Iptables => {
             let part = |family| (family, iptables(family, options.take_over), flows(family));
             let datapaths = families.into_iter().map(part).collect();
-            serve(&options, mode, datapaths, observed, addresses, reporter, announcer, shutdown).await;
+            serve(&options, mode, datapaths, around, shutdown).await;
         }
         Mode::Ipvs => {
             let config = IpvsConfig { take_over: options.take_over, ..options.ipvs.clone() };
             let part = |family| (family, Ipvs::new(family, config.clone()), flows(family));
             let datapaths = families.into_iter().map(part).collect();
-            serve(&options, mode, datapaths, observed, addresses, reporter, shutdown).await;
+            serve(&options, mode, datapaths, around, shutdown).await;
         }
     }
     info!("signpost node ends; its rules stay");
@@ -162,19 +163,26 @@ fn families() -> Vec<Family> {
     families
 }
 
-async fn serve<D>(
+/// What the daemon hears from and speaks to.
+struct Around<S> {
+    observed: S,
+    addresses: watch::Receiver<Local>,
+    reporter: Reporter,
+    announcer: Announcer,
+}
+
+async fn serve<D, S>(
     options: &NodeOptions,
     mode: Mode,
     datapaths: Vec<(Family, D, Option<Worker>)>,
-    observed: impl Stream<Item = Observed> + Send + Unpin + 'static,
-    mut addresses: watch::Receiver<Local>,
-    reporter: Reporter,
-    announcer: Announcer,
+    around: Around<S>,
     shutdown: impl Future<Output = ()>,
 ) where
+    S: Stream<Item = Observed> + Send + Unpin + 'static,
     D: Datapath + Debug + Send + 'static,
     D::Program: Serialize + Send,
 {
+    let Around { observed, mut addresses, reporter, announcer } = around;
     let (progress, metrics) = (Arc::new(Progress::new()), Arc::new(Metrics::new()));
     let (asking, questions) = mpsc::channel(8);
     let shared = Shared::new(mode, options.sync_period, progress.clone(), metrics.clone(), asking);
