@@ -86,6 +86,14 @@ pub enum ProbeError {
         /// What would bring it.
         modules: &'static str,
     },
+    /// The kernel does not take the programs.
+    #[error(
+        "this kernel does not take the socket programs ({said}): run signpost as root (CAP_BPF, CAP_NET_ADMIN) on Linux 6.1 or newer with CONFIG_CGROUP_BPF, or choose another mode"
+    )]
+    NoEbpf {
+        /// What it said.
+        said: String,
+    },
     /// Something could not be run or read.
     #[error("cannot find out {what}: {source}")]
     Io {
@@ -121,6 +129,19 @@ pub fn nftables(nft: &OsStr) -> Result<(), ProbeError> {
         let first = said.stderr.lines().next().unwrap_or("no reason given");
         Err(ProbeError::NoNftables { said: first.to_owned() })
     }
+}
+
+/// Whether the mode eBPF works here: the programs are loaded, and go again with this call; the rules beneath as in
+/// [`nftables`].
+///
+/// # Errors
+/// The first thing that is missing.
+pub fn ebpf(nft: &OsStr) -> Result<(), ProbeError> {
+    kernel()?;
+    crate::ebpf::kernel::cgroup2_mount()
+        .map_err(|source| ProbeError::Io { what: "where cgroup2 is mounted", source })?;
+    crate::ebpf::kernel::try_load().map_err(|error| ProbeError::NoEbpf { said: error.to_string() })?;
+    nftables(nft)
 }
 
 /// Whether the mode iptables works here. Changes nothing: what it tries with the kernel is tested, not carried out.
@@ -279,6 +300,7 @@ mod tests {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("needs root");
             nftables(OsStr::new("nft")).unwrap();
             iptables().unwrap();
+            ebpf(OsStr::new("nft")).unwrap();
         })
         .join()
         .unwrap();

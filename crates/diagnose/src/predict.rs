@@ -104,8 +104,17 @@ pub enum Fate {
 /// Every fate that a packet may have, each with the hops that lead there (those of one way, if there are several).
 pub type Prediction = BTreeMap<Fate, Vec<String>>;
 
-/// What one node does to a packet: its name, the packet.
-pub type Walk<'a> = dyn Fn(&str, &Packet) -> Verdict + 'a;
+/// Where a node meets what is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum At {
+    /// At the socket of a process of the node or of its pods, before there is a packet.
+    Socket,
+    /// As a packet.
+    Packet,
+}
+
+/// What one node does: its name, where, the packet.
+pub type Walk<'a> = dyn Fn(&str, At, &Packet) -> Verdict + 'a;
 
 /// One thing that happens to a packet.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,6 +125,17 @@ pub enum Step {
         by: Source,
         /// As it is.
         packet: Packet,
+    },
+    /// The socket that sends it does something to it.
+    AtSocket {
+        /// The node.
+        node: String,
+        /// As the process asked for it.
+        before: Packet,
+        /// As it is sent.
+        after: Packet,
+        /// What was done: rewritten, refused or dropped.
+        done: Done,
     },
     /// It meets the rules of a node.
     Ruled {
@@ -241,6 +261,12 @@ impl Step {
                 }
                 Done::Rewritten { to, .. } => Some(format!("{node} rewrites it to {to}")),
             },
+            Step::AtSocket { node, done, .. } => match done {
+                Done::Untouched => None,
+                Done::Rejected => Some(format!("{node} refuses it at the socket")),
+                Done::Dropped => Some(format!("{node} drops it at the socket")),
+                Done::Rewritten { to, .. } => Some(format!("{node} connects the socket to {to}")),
+            },
             Step::Carried { .. } | Step::Arrived { .. } => None,
         }
     }
@@ -322,12 +348,44 @@ impl Path<'_> {
             nodes: 0,
             share: 1.0,
         };
-        // A pod's own address never leaves the pod.
-        let own = matches!(sender, Source::Pod(_)) && packet.destination.ip() == packet.source.ip();
         match client_node {
-            Some(node) if own && host.is_none() => self.at_pod(&node, flow),
-            Some(node) => self.at_node(&node, flow),
+            Some(node) => self.at_socket(&node, host.is_none(), flow),
             None => self.forward(None, flow),
+        }
+    }
+
+    fn at_socket(&mut self, name: &str, is_pod: bool, mut flow: Flow) {
+        let before = flow.packet;
+        let step = |after, done| Step::AtSocket { node: name.to_owned(), before, after, done };
+        match (self.walk)(name, At::Socket, &flow.packet) {
+            Verdict::NotOurs => self.sent(name, is_pod, flow),
+            Verdict::Reject => {
+                flow.steps.push(step(before, Done::Rejected));
+                self.end(flow, Fate::Refused);
+            }
+            Verdict::Drop => {
+                flow.steps.push(step(before, Done::Dropped));
+                self.end(flow, Fate::Dropped);
+            }
+            Verdict::Rewrite(rewrites) => {
+                let share = flow.share / rewrites.len() as f64;
+                for Rewrite { to, .. } in rewrites {
+                    let mut flow = Flow { share, ..flow.clone() };
+                    flow.packet.destination = to;
+                    let done = Done::Rewritten { to, masqueraded: false, asked_to_masquerade: false };
+                    flow.steps.push(step(flow.packet, done));
+                    self.sent(name, is_pod, flow);
+                }
+            }
+        }
+    }
+
+    /// From the socket on. A pod's own address never leaves the pod.
+    fn sent(&mut self, name: &str, is_pod: bool, flow: Flow) {
+        if is_pod && flow.packet.destination.ip() == flow.packet.source.ip() {
+            self.at_pod(name, flow);
+        } else {
+            self.at_node(name, flow);
         }
     }
 
@@ -342,7 +400,7 @@ impl Path<'_> {
         }
         let before = flow.packet;
         let ruled = |done| Step::Ruled { node: name.to_owned(), before, after: before, done };
-        match (self.walk)(name, &flow.packet) {
+        match (self.walk)(name, At::Packet, &flow.packet) {
             Verdict::NotOurs => {
                 flow.steps.push(ruled(Done::Untouched));
                 self.route(name, flow);

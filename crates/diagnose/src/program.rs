@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::FrontendKey;
+use signpost_datapath::ebpf::{self, Ebpf, KernelConfig};
 use signpost_datapath::iptables::{self, Iptables, IptablesConfig};
 use signpost_datapath::ipvs::{self, Ipvs, IpvsConfig};
 use signpost_datapath::locate::{Locate, Location};
@@ -15,6 +16,8 @@ use signpost_datapath::nftables::{self, Nftables, NftablesConfig};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "mode", content = "rules")]
 pub enum Program {
+    /// Maps of the socket hooks, and maps and chains of nftables.
+    Ebpf(ebpf::Program),
     /// Maps and chains of nftables.
     Nftables(nftables::Program),
     /// Chains of iptables.
@@ -27,16 +30,34 @@ impl Program {
     /// The fate of a packet by the rules; `remembered` as in [`signpost_core::walk::walk_remembering`].
     pub fn walk(&self, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
         match self {
+            Program::Ebpf(program) => nftables::walk::walk(&program.packets, packet, remembered),
             Program::Nftables(program) => nftables::walk::walk(program, packet, remembered),
             Program::Iptables(program) => iptables::walk::walk(program, packet, remembered),
             Program::Ipvs(program) => ipvs::walk::walk(program, packet, remembered),
         }
     }
 
+    /// What becomes of a connection of this node before there is a packet, as in [`signpost_core::walk::walk_socket`].
+    pub fn walk_socket(&self, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        match self {
+            Program::Ebpf(program) => ebpf::walk::walk(&program.sockets, packet, remembered),
+            Program::Nftables(_) | Program::Iptables(_) | Program::Ipvs(_) => Verdict::NotOurs,
+        }
+    }
+
+    /// Whether connections are rewritten before there is a packet.
+    pub fn has_sockets(&self) -> bool {
+        matches!(self, Program::Ebpf(_))
+    }
+
     /// Where in the kernel a frontend stands, in the mode's own words, what a packet meets first before the rest.
     pub fn locate(&self, family: Family, key: FrontendKey) -> Vec<Location> {
         let keys = [key].into();
         let mut found = match self {
+            Program::Ebpf(program) => {
+                let mode = Ebpf::new(family, ebpf::Node::reader(KernelConfig::default()), NftablesConfig::default());
+                mode.locate(program, &ebpf::Observed::default(), &keys)
+            }
             Program::Nftables(program) => {
                 let mode = Nftables::new(family, NftablesConfig::default());
                 mode.locate(program, &nftables::Observed::default(), &keys)
@@ -56,6 +77,7 @@ impl Program {
     /// The mode's name.
     pub fn mode(&self) -> &'static str {
         match self {
+            Program::Ebpf(_) => "ebpf",
             Program::Nftables(_) => "nftables",
             Program::Iptables(_) => "iptables",
             Program::Ipvs(_) => "ipvs",

@@ -310,13 +310,11 @@ async fn exec_in_terminal(
 /// How the asker itself gets to a place that is no sandbox.
 fn enter(lab: &Lab, place: &Place) -> Answer {
     let entered = lab.namespace_of(place).and_then(|netns| {
-        let group = lab.cgroup().child(match place {
-            Place::Node(name) => name,
-            Place::Pod(..) => "light",
-            Place::Outside => "outside",
-            Place::Router => "router",
-        });
-        let group = group.child("exec");
+        let group = match (lab.node_of(place), place) {
+            (Some(node), _) => lab.group_on(&node),
+            (None, Place::Router) => lab.cgroup().child("router"),
+            (None, _) => lab.cgroup().child("outside"),
+        };
         group.create().map_err(|source| LabError::Cgroup { source })?;
         Ok(Answer::Enter { netns: netns.path(), cgroup: group.path().to_owned() })
     });

@@ -17,6 +17,7 @@ use tokio::sync::Mutex;
 
 use crate::cgroup::Cgroup;
 use crate::error::LabError;
+use crate::mounts::Mounts;
 use crate::netns::Netns;
 use crate::spawner::{Spawner, Surroundings};
 
@@ -48,6 +49,8 @@ pub struct DaemonSpec {
     pub netns: Netns,
     /// Its control group, made when it is started.
     pub cgroup: Cgroup,
+    /// The node's mounts.
+    pub mounts: Mounts,
 }
 
 /// A node's daemon, running or not.
@@ -98,6 +101,7 @@ impl Daemon {
             let around = Surroundings {
                 netns: Some(self.spec.netns.clone()),
                 cgroup: Some(self.spec.cgroup.clone()),
+                mounts: Some(self.spec.mounts.clone()),
                 session: true,
                 ..Surroundings::default()
             };

@@ -17,15 +17,18 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::cgroup::Cgroup;
 use crate::daemon::{Daemon, DaemonSpec};
 use crate::error::LabError;
 use crate::images::Images;
 use crate::kubelet::{self, Kubelet};
 use crate::load_balancers;
+use crate::mounts::Mounts;
 use crate::netns::Netns;
 use crate::network::Network;
 use crate::nodes;
 use crate::router::Router;
+use crate::sockets::SocketMaker;
 use crate::spawner::Spawner;
 use crate::spec::{LabSpec, LoadBalancing, Place};
 use crate::state::{self, LabDir, NodeRecord, Record};
@@ -63,6 +66,8 @@ pub struct Lab {
     shutdown: CancellationToken,
     api: Arc<ApiServer>,
     network: Arc<Network>,
+    spawner: Spawner,
+    program: PathBuf,
     record: Record,
     dir: LabDir,
 }
@@ -130,7 +135,21 @@ impl Lab {
             outside: topology.outside(),
         };
         let daemons = daemons(&spec, &dir, &network, &spawner)?;
-        let lab = Lab { daemons, router, kubelet, controllers, serving, shutdown, api, network, record, dir };
+        let program = spec.program.clone();
+        let lab = Lab {
+            daemons,
+            router,
+            kubelet,
+            controllers,
+            serving,
+            shutdown,
+            api,
+            network,
+            spawner,
+            program,
+            record,
+            dir,
+        };
         for daemon in &lab.daemons {
             daemon.start().await?;
         }
@@ -169,7 +188,7 @@ impl Lab {
         &self.kubelet
     }
 
-    pub(crate) fn cgroup(&self) -> &crate::cgroup::Cgroup {
+    pub(crate) fn cgroup(&self) -> &Cgroup {
         self.dir.cgroup()
     }
 
@@ -185,6 +204,29 @@ impl Lab {
             Place::Pod(namespace, name) => self.kubelet.namespace_of(namespace, name),
         };
         found.ok_or_else(|| LabError::NoSuchPlace { place: place.clone() })
+    }
+
+    /// The node whose control group holds the processes of a place, if one does.
+    pub fn node_of(&self, place: &Place) -> Option<String> {
+        match place {
+            Place::Router | Place::Outside => None,
+            Place::Node(name) => Some(name.clone()),
+            Place::Pod(namespace, name) => self.kubelet.node_of(namespace, name),
+        }
+    }
+
+    /// The control group of the processes that someone runs on a node, besides its daemon and its pods.
+    pub fn group_on(&self, node: &str) -> Cgroup {
+        self.dir.cgroup().child(node).child("exec")
+    }
+
+    /// Starts who makes sockets of a node.
+    ///
+    /// # Errors
+    /// The process could not be made.
+    pub async fn socket_maker(&self, node: &str) -> Result<SocketMaker, LabError> {
+        let started = SocketMaker::start(&self.spawner, &self.program, &self.group_on(node)).await;
+        started.map_err(|source| LabError::Start { what: format!("the maker of sockets of node {node}"), source })
     }
 
     /// The daemon of a node.
@@ -332,7 +374,20 @@ impl Lab {
     /// # Errors
     /// Something of it stays: says what.
     pub async fn stop(self) -> Result<(), LabError> {
-        let Lab { daemons, router, kubelet, controllers, mut serving, shutdown, api, network, record: _, dir } = self;
+        let Lab {
+            daemons,
+            router,
+            kubelet,
+            controllers,
+            mut serving,
+            shutdown,
+            api,
+            network,
+            record: _,
+            dir,
+            spawner: _,
+            program: _,
+        } = self;
         shutdown.cancel();
         // Nothing has to be tidied up by anybody: what they would tidy goes with the namespaces.
         drop(daemons);
@@ -505,6 +560,8 @@ fn daemons(spec: &LabSpec, dir: &LabDir, network: &Network, spawner: &Spawner) -
         let mut arguments: Vec<String> = ["node", "--hostname-override", &node.name].map(str::to_owned).into();
         arguments.extend(["--kubeconfig".to_owned(), dir.node_kubeconfig().display().to_string()]);
         arguments.extend(["--cluster-cidr".to_owned(), cidrs.join(",")]);
+        let cgroup = dir.cgroup().child(&node.name);
+        arguments.extend(["--cgroup-root".to_owned(), cgroup.path().display().to_string()]);
         if let serde_json::Value::Object(fields) = &spec.node_config
             && !fields.is_empty()
         {
@@ -522,7 +579,8 @@ fn daemons(spec: &LabSpec, dir: &LabDir, network: &Network, spawner: &Spawner) -
             mode: spec.mode.clone(),
             log: folder.join("daemon.log"),
             netns: netns.clone(),
-            cgroup: dir.cgroup().child(&node.name).child("daemon"),
+            cgroup: cgroup.child("daemon"),
+            mounts: Mounts::new().map_err(LabError::state("copy the mounts for", &folder))?,
         };
         daemons.push(Daemon::new(daemon, spawner.clone()));
     }

@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::cgroup::Cgroup;
+use crate::mounts::Mounts;
 use crate::netns::Netns;
 use crate::sys;
 
@@ -28,6 +29,8 @@ pub struct Surroundings {
     pub netns: Option<Netns>,
     /// Its control group.
     pub cgroup: Option<Cgroup>,
+    /// Its mounts, if not this process' own.
+    pub mounts: Option<Mounts>,
     /// Whether it is the first process of a new process namespace, with mounts, host name, message queues and view of
     /// control groups of its own.
     pub sandboxed: bool,
@@ -110,6 +113,7 @@ fn spawn_here(mut command: Command, around: Surroundings) -> io::Result<Child> {
     let procs = around.cgroup.as_ref().map(Cgroup::open_procs).transpose()?;
     let sandboxed = around.sandboxed;
     let parent = std::process::id() as i32;
+    let mounts: Option<OwnedFd> = around.mounts.as_ref().map(|m| m.as_fd().try_clone_to_owned()).transpose()?;
     let netns: Option<OwnedFd> = around.netns.as_ref().map(|n| n.as_fd().try_clone_to_owned()).transpose()?;
     sys::before_exec(command.as_std_mut(), move || {
         set_pdeathsig(Signal::SIGKILL)?;
@@ -121,6 +125,9 @@ fn spawn_here(mut command: Command, around: Surroundings) -> io::Result<Child> {
         }
         if let Some(procs) = &procs {
             nix::unistd::write(procs, b"0")?;
+        }
+        if let Some(mounts) = &mounts {
+            setns(mounts, CloneFlags::CLONE_NEWNS)?;
         }
         if let Some(netns) = &netns {
             setns(netns, CloneFlags::CLONE_NEWNET)?;

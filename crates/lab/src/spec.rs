@@ -100,7 +100,7 @@ pub struct LabSpec {
     pub nodes: Vec<NodeSpec>,
     /// The address families.
     pub families: Families,
-    /// The node daemons' mode, as `--proxy-mode` takes it: `auto`, `nftables`, `iptables`, `ipvs`.
+    /// The node daemons' mode, as `--proxy-mode` takes it: `auto`, `ebpf`, `nftables`, `iptables`, `ipvs`.
     pub mode: String,
     /// Further configuration of the node daemons, with the field names of KubeProxyConfiguration. Null: none.
     pub node_config: serde_json::Value,
@@ -159,7 +159,7 @@ impl LabSpec {
 }
 
 /// The modes of the node daemon that are built.
-pub const MODES: [&str; 4] = ["auto", "nftables", "iptables", "ipvs"];
+pub const MODES: [&str; 5] = ["auto", "ebpf", "nftables", "iptables", "ipvs"];
 
 /// The node segment's addresses 11 to 254 are the nodes'.
 pub const MAX_NODES: usize = 244;
@@ -226,8 +226,8 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
-    /// Not a mode, or one that is not built.
-    #[error("mode {given:?} is not built: take auto, nftables, iptables or ipvs")]
+    /// Not a mode.
+    #[error("there is no mode {given:?}: take auto, ebpf, nftables, iptables or ipvs")]
     Mode {
         /// What was given.
         given: String,

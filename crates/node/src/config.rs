@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use signpost_core::planner::NodePortAddresses;
+use signpost_datapath::ebpf::KernelConfig;
 use signpost_datapath::ipvs::IpvsConfig;
 
 pub use file::KubeProxyConfiguration;
@@ -128,6 +129,16 @@ pub struct Flags {
     pub conntrack_tcp_be_liberal: Option<bool>,
     /// `--load-balancer-source-ranges-on-node-ports`
     pub source_ranges_on_node_ports: Option<bool>,
+    /// `--cgroup-root`
+    pub cgroup_root: Option<PathBuf>,
+    /// `--bpf-directory`
+    pub bpf_directory: Option<PathBuf>,
+    /// `--ebpf-frontends`
+    pub ebpf_frontends: Option<u32>,
+    /// `--ebpf-backends`
+    pub ebpf_backends: Option<u32>,
+    /// `--ebpf-remembered`
+    pub ebpf_remembered: Option<u32>,
     /// Flags of kube-proxy that were given and change nothing here.
     pub without_effect: Vec<&'static str>,
 }
@@ -197,6 +208,8 @@ pub struct NodeOptions {
     pub ipvs: IpvsConfig,
     /// Whether rules that another proxy left are replaced.
     pub take_over: bool,
+    /// Where the programs of the mode eBPF hang, and how large its maps are.
+    pub ebpf: KernelConfig,
     /// What flags and file ask for that this program does not do.
     pub ignored: Vec<&'static str>,
 }
@@ -263,6 +276,14 @@ impl NodeOptions {
             }
             Some(other) => return Err(ConfigError::DetectLocalMode { mode: other.to_owned() }),
         };
+        let ebpf = KernelConfig::default();
+        let ebpf = KernelConfig {
+            pins: flags.bpf_directory.unwrap_or(ebpf.pins),
+            cgroup: flags.cgroup_root,
+            frontends: flags.ebpf_frontends.unwrap_or(ebpf.frontends),
+            slots: flags.ebpf_backends.unwrap_or(ebpf.slots),
+            remembered: flags.ebpf_remembered.unwrap_or(ebpf.remembered),
+        };
         let kubeconfig = file.client_connection.and_then(|client| client.kubeconfig);
         let node_ports = flags.nodeport_addresses.or(file.node_port_addresses).unwrap_or_default();
         Ok(NodeOptions {
@@ -290,6 +311,7 @@ impl NodeOptions {
                 .unwrap_or(SYNC_PERIOD),
             ipvs,
             take_over: flags.take_over,
+            ebpf,
             ignored,
         })
     }

@@ -19,6 +19,7 @@ use signpost_core::object::{Family, ObjectName};
 use signpost_core::planner::NodeConfig;
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
+use signpost_datapath::ebpf::{self, Ebpf, KernelConfig};
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::ipvs::{Ipvs, IpvsConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
@@ -100,6 +101,14 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let observed = signpost_cluster::watch(client, &server, &NodeScope::Own(options.node.clone()));
     let around = Around { observed, addresses, reporter, announcer };
     match mode {
+        Mode::Ebpf => {
+            let node = ebpf::Node::new(options.ebpf.clone());
+            let rules = NftablesConfig { take_over: options.take_over, ..NftablesConfig::default() };
+            let part = |family| (family, Ebpf::new(family, node.clone(), rules.clone()), flows(family));
+            let datapaths = families.into_iter().map(part).collect();
+            info!(sockets = "ebpf", packets = "nftables", "connections are rewritten at the socket, packets by rules");
+            serve(&options, mode, datapaths, around, shutdown).await;
+        }
         Mode::Nftables => {
             let part = |family| (family, nftables(family, options.take_over), flows(family));
             let datapaths = families.into_iter().map(part).collect();
@@ -125,12 +134,12 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
 ///
 /// # Errors
 /// A daemon runs, or the kernel refused.
-pub fn cleanup() -> Result<(), NodeError> {
+pub fn cleanup(ebpf: &KernelConfig) -> Result<(), NodeError> {
     if !process::may_change_network() {
         return Err(NodeError::NotRoot);
     }
     let _instance = Instance::take()?;
-    Ok(handover::cleanup(&families())?)
+    Ok(handover::cleanup(&families(), ebpf)?)
 }
 
 fn iptables(family: Family, take_over: bool) -> Iptables {
@@ -203,7 +212,7 @@ async fn serve<D, S>(
     );
     listening.spawn(health.serve());
     let families = datapaths.iter().map(|(family, ..)| *family).collect();
-    listening.spawn(handover::succeed(mode, families, options.take_over, progress.clone()));
+    listening.spawn(handover::succeed(mode, families, options.take_over, progress.clone(), options.ebpf.clone()));
     let cluster_cidrs = match &options.pods {
         PodRanges::Cluster(ranges) => ranges.clone(),
         PodRanges::Node => Vec::new(),

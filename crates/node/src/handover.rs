@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use signpost_core::object::Family;
+use signpost_datapath::ebpf::{Kernel, KernelConfig, KernelError};
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::ipvs::{Ipvs, IpvsConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
@@ -67,6 +68,9 @@ pub enum HandoverError {
         #[source]
         source: AnyError,
     },
+    /// Programs and maps could not be removed.
+    #[error("cannot remove the programs of the mode ebpf: {0}")]
+    Programs(#[source] KernelError),
     /// A device could not be removed.
     #[error("cannot remove the device {IPVS_DEVICE}: {0}")]
     Device(String),
@@ -134,13 +138,13 @@ fn nftables(family: Family) -> Nftables {
 /// Whether a mode translates by rules of netfilter, whose hooks keep the flows of former modes alive.
 fn serves_with_netfilter(mode: Mode) -> bool {
     match mode {
-        Mode::Nftables | Mode::Iptables | Mode::Ipvs => true,
+        Mode::Ebpf | Mode::Nftables | Mode::Iptables | Mode::Ipvs => true,
     }
 }
 
 /// Once the kernel holds the plan in this mode, takes out what others left: the rules of both would be obeyed. With
-/// `take_over` also what kube-proxy left.
-pub async fn succeed(mode: Mode, families: Vec<Family>, take_over: bool, progress: Arc<Progress>) {
+/// `take_over` also what kube-proxy left. `ebpf`: where programs of that mode would be.
+pub async fn succeed(mode: Mode, families: Vec<Family>, take_over: bool, progress: Arc<Progress>, ebpf: KernelConfig) {
     let mut looks = tokio::time::interval(LOOK);
     while progress.programmed().is_none() {
         looks.tick().await;
@@ -150,6 +154,10 @@ pub async fn succeed(mode: Mode, families: Vec<Family>, take_over: bool, progres
         if until_done(FIRST_RETRY, remove).await {
             info!(%family, %mode, "the rules of the former mode are removed");
         }
+    }
+    let programs = move || Ok(Kernel::new(ebpf.clone()).remove()?);
+    if mode != Mode::Ebpf && until_done(FIRST_RETRY, programs).await {
+        info!(%mode, "the programs of the former mode ebpf are removed");
     }
     if take_over && mode != Mode::Ipvs && has_ipvs_device() {
         until_done(FIRST_RETRY, || remove_ipvs_device().map_err(Into::into)).await;
@@ -163,7 +171,8 @@ fn remove_others(mode: Mode, family: Family, take_over: bool) -> Result<bool, An
     if !serves_with_netfilter(mode) {
         nftables(family).keep_flows()?;
     }
-    if mode != Mode::Nftables {
+    // The rules beneath the sockets are those of nftables.
+    if mode != Mode::Nftables && mode != Mode::Ebpf {
         removed |= nftables(family).remove_former(take_over)?;
     }
     if mode != Mode::Ipvs {
@@ -203,7 +212,10 @@ where
 ///
 /// # Errors
 /// The kernel refused.
-pub fn cleanup(families: &[Family]) -> Result<(), CleanupError> {
+pub fn cleanup(families: &[Family], ebpf: &KernelConfig) -> Result<(), CleanupError> {
+    if Kernel::new(ebpf.clone()).remove().map_err(HandoverError::Programs)? {
+        info!("the programs and maps of the mode ebpf are removed");
+    }
     let modes: Vec<Mode> =
         [Mode::Nftables, Mode::Iptables].into_iter().filter(|mode| can_be_looked_at(*mode)).collect();
     if modes.is_empty() {
@@ -215,6 +227,7 @@ pub fn cleanup(families: &[Family]) -> Result<(), CleanupError> {
         ipvs(family).cleanup().map_err(|source| HandoverError::Remove { family, source: source.into() })?;
         for mode in &modes {
             let removed: Result<(), AnyError> = match mode {
+                Mode::Ebpf => Ok(()), // its rules are those of nftables
                 Mode::Nftables => {
                     let mut nftables = nftables(family);
                     nftables.cleanup().and_then(|()| nftables.release_flows()).map(|_| ()).map_err(Into::into)

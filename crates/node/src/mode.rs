@@ -12,6 +12,8 @@ use crate::config::ModeName;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
+    /// Programs at the sockets, and rules of nftables for what they leave alone.
+    Ebpf,
     /// Rules of nftables.
     Nftables,
     /// Rules of iptables.
@@ -23,6 +25,7 @@ pub enum Mode {
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Mode::Ebpf => "ebpf",
             Mode::Nftables => "nftables",
             Mode::Iptables => "iptables",
             Mode::Ipvs => "ipvs",
@@ -33,14 +36,6 @@ impl fmt::Display for Mode {
 /// Why the mode cannot be.
 #[derive(Debug, thiserror::Error)]
 pub enum ModeError {
-    /// Not built.
-    #[error(
-        "proxy mode {asked} is not built yet; this program has nftables, iptables, ipvs and auto, which takes the best there is"
-    )]
-    NotBuilt {
-        /// What was asked for.
-        asked: &'static str,
-    },
     /// This machine cannot.
     #[error(transparent)]
     Machine(#[from] ProbeError),
@@ -50,7 +45,7 @@ pub enum ModeError {
 /// this machine can.
 ///
 /// # Errors
-/// It is not built, or this machine cannot; for `auto`, what speaks against the best mode.
+/// This machine cannot; for `auto`, what speaks against the best mode.
 pub fn choose(asked: ModeName, check: impl Fn(Mode) -> Result<(), ModeError>) -> Result<(Mode, String), ModeError> {
     let asked_for = |mode| check(mode).map(|()| (mode, "asked for".to_owned()));
     match asked {
@@ -62,7 +57,7 @@ pub fn choose(asked: ModeName, check: impl Fn(Mode) -> Result<(), ModeError>) ->
             },
         },
         ModeName::Nftables => asked_for(Mode::Nftables),
-        ModeName::Ebpf => Err(ModeError::NotBuilt { asked: "ebpf" }),
+        ModeName::Ebpf => asked_for(Mode::Ebpf),
         ModeName::Ipvs => asked_for(Mode::Ipvs),
         ModeName::Iptables => asked_for(Mode::Iptables),
     }
@@ -74,6 +69,7 @@ pub fn choose(asked: ModeName, check: impl Fn(Mode) -> Result<(), ModeError>) ->
 /// The kernel is too old, a tool is missing, or this process may not.
 pub fn check(mode: Mode) -> Result<(), ModeError> {
     match mode {
+        Mode::Ebpf => Ok(probe::ebpf(OsStr::new("nft"))?),
         Mode::Nftables => Ok(probe::nftables(OsStr::new("nft"))?),
         Mode::Iptables => Ok(probe::iptables()?),
         Mode::Ipvs => Ok(probe::ipvs()?),
@@ -89,7 +85,7 @@ mod tests {
     }
 
     fn none(_: Mode) -> Result<(), ModeError> {
-        Err(ModeError::NotBuilt { asked: "this" })
+        Err(ModeError::Machine(ProbeError::NotPermitted))
     }
 
     fn iptables_only(mode: Mode) -> Result<(), ModeError> {
@@ -110,8 +106,8 @@ mod tests {
         assert_eq!(choose(ModeName::Iptables, all).unwrap().0, Mode::Iptables);
         choose(ModeName::Nftables, iptables_only).unwrap_err();
         choose(ModeName::Ipvs, iptables_only).unwrap_err();
-        assert_eq!(choose(ModeName::Ipvs, all).unwrap().0, Mode::Ipvs);
-        let error = choose(ModeName::Ebpf, all).unwrap_err();
-        assert!(error.to_string().contains("is not built yet; this program has nftables"), "{error}");
+        for (asked, mode) in [(ModeName::Ebpf, Mode::Ebpf), (ModeName::Ipvs, Mode::Ipvs)] {
+            assert_eq!(choose(asked, all).unwrap().0, mode);
+        }
     }
 }

@@ -41,6 +41,9 @@ enum Command {
     /// The first process of a lab's pod.
     #[command(hide = true)]
     PodInit(lab_command::PodInitCommand),
+    /// Makes sockets in a node's control group, for a lab.
+    #[command(hide = true)]
+    SocketMaker,
 }
 
 fn main() -> ExitCode {
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Lab(command) => command.run(),
         Command::Echo(command) => command.run(),
         Command::PodInit(command) => return command.run(),
+        Command::SocketMaker => return signpost_lab::sockets::main(),
     };
     result.unwrap_or_else(|error| {
         eprintln!("signpost: {error:#}");

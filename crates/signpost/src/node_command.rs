@@ -32,7 +32,7 @@ pub struct NodeCommand {
     /// Address of the API, in place of the kubeconfig's
     #[arg(long, value_name = "URL")]
     master: Option<String>,
-    /// auto, nftables, iptables, ipvs (ebpf is not built yet)
+    /// auto, ebpf, nftables, iptables, ipvs
     #[arg(long, value_name = "MODE")]
     proxy_mode: Option<ModeName>,
     /// A KubeProxyConfiguration file; flags win over it
@@ -99,6 +99,21 @@ pub struct NodeCommand {
     /// Replace the rules that another Service proxy left
     #[arg(long)]
     take_over: bool,
+    /// Mode ebpf: the control group of all of the node's processes [default: where cgroup2 is mounted]
+    #[arg(long, value_name = "DIRECTORY")]
+    cgroup_root: Option<PathBuf>,
+    /// Mode ebpf: where its programs and maps are kept, in a bpf file system [default: /sys/fs/bpf/signpost]
+    #[arg(long, value_name = "DIRECTORY")]
+    bpf_directory: Option<PathBuf>,
+    /// Mode ebpf: the most frontends, of all Services and both families [default: 131072]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    ebpf_frontends: Option<u32>,
+    /// Mode ebpf: the most backends of all different sets together [default: 1048576]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
+    ebpf_backends: Option<u32>,
+    /// Mode ebpf: how many sockets and clients with affinity are remembered [default: 65536]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
+    ebpf_remembered: Option<u32>,
     /// Remove the rules that a former daemon left, and end
     #[arg(long)]
     cleanup: bool,
@@ -127,7 +142,7 @@ impl NodeCommand {
         }
         start_log(self.v, self.log_json || self.logging_format.as_deref() == Some("json"));
         if self.cleanup {
-            signpost_node::cleanup().map_err(whole)?;
+            signpost_node::cleanup(&self.options()?.ebpf).map_err(whole)?;
             return Ok(ExitCode::SUCCESS);
         }
         let options = self.options()?;
@@ -184,6 +199,11 @@ impl NodeCommand {
             iptables_localhost_nodeports: self.iptables_localhost_nodeports,
             conntrack_tcp_be_liberal: self.conntrack_tcp_be_liberal,
             source_ranges_on_node_ports: self.load_balancer_source_ranges_on_node_ports,
+            cgroup_root: self.cgroup_root,
+            bpf_directory: self.bpf_directory,
+            ebpf_frontends: self.ebpf_frontends,
+            ebpf_backends: self.ebpf_backends,
+            ebpf_remembered: self.ebpf_remembered,
             without_effect: self.without_effect.0,
         };
         NodeOptions::new(flags, file, hostname).map_err(whole)

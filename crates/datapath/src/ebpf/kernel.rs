@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use libbpf_rs::query::LinkTypeInfo;
-use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, Object, ObjectBuilder, PrintLevel};
+use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use signpost_core::object::Family;
@@ -42,8 +42,8 @@ const LINKS: &str = "links";
 pub struct KernelConfig {
     /// A directory in a bpf file system; both are made if they are not there.
     pub pins: PathBuf,
-    /// The control group below which all of the node's processes are.
-    pub cgroup: PathBuf,
+    /// The control group below which all of the node's processes are; `None`: that of the whole machine.
+    pub cgroup: Option<PathBuf>,
     /// The most frontends.
     pub frontends: u32,
     /// The most slots of all sets of backends together.
@@ -57,7 +57,7 @@ impl Default for KernelConfig {
     fn default() -> KernelConfig {
         KernelConfig {
             pins: "/sys/fs/bpf/signpost".into(),
-            cgroup: "/sys/fs/cgroup".into(),
+            cgroup: None,
             frontends: 1 << 17,
             slots: 1 << 20,
             remembered: 1 << 16,
@@ -142,12 +142,18 @@ pub enum KernelError {
 pub struct Kernel {
     config: KernelConfig,
     loaded: Option<Object>,
+    reads_only: bool,
 }
 
 impl Kernel {
     /// Nothing is done before the first look.
     pub fn new(config: KernelConfig) -> Kernel {
-        Kernel { config, loaded: None }
+        Kernel { config, loaded: None, reads_only: false }
+    }
+
+    /// One that loads nothing and changes nothing: it looks at what is pinned.
+    pub fn reader(config: KernelConfig) -> Kernel {
+        Kernel { reads_only: true, ..Kernel::new(config) }
     }
 
     /// What the maps hold of a family, and whether the programs hang where they should. Loads the programs the first
@@ -156,16 +162,33 @@ impl Kernel {
     /// # Errors
     /// The kernel refused.
     pub fn observe(&mut self, family: Family) -> Result<Observed, KernelError> {
+        if self.reads_only {
+            return self.look(family);
+        }
         let object = self.load()?;
         let mut observed = Observed::default();
         for table in Table::ALL {
-            let map = map(object, table);
-            let count = READ_BATCH.min(map.max_entries());
-            let entries = map.lookup_batch(count, MapFlags::ANY, MapFlags::ANY);
-            let entries = entries.map_err(|source| KernelError::Map { op: "read", table: table.name(), source })?;
-            entries.for_each(|(key, value)| observed.read(family, table, &key, &value));
+            read(&map(object, table), family, table, &mut observed)?;
         }
         observed.attached = self.is_attached()?;
+        Ok(observed)
+    }
+
+    /// What is pinned; nothing, if no daemon pinned maps of this layout.
+    fn look(&self, family: Family) -> Result<Observed, KernelError> {
+        let mut observed = Observed::default();
+        let layout = format!("{MAPS}{LAYOUT}-");
+        let entries = fs::read_dir(&self.config.pins).into_iter().flatten().flatten();
+        let maps = entries.map(|entry| entry.path());
+        let is_maps = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&layout));
+        for maps in maps.filter(is_maps) {
+            for table in Table::ALL {
+                let failed = |source| KernelError::Map { op: "open", table: table.name(), source };
+                let map = MapHandle::from_pinned_path(maps.join(table.name())).map_err(failed)?;
+                read(&map, family, table, &mut observed)?;
+            }
+        }
+        observed.attached = fs::read_dir(self.config.pins.join(LINKS)).is_ok_and(|mut links| links.next().is_some());
         Ok(observed)
     }
 
@@ -221,7 +244,7 @@ impl Kernel {
             have_directory(&self.config.pins)?;
             let maps = self.maps();
             have_directory(&maps)?;
-            self.loaded = Some(load(&self.config, &maps)?);
+            self.loaded = Some(load(&self.config, Some(&maps))?);
         }
         Ok(self.loaded.as_ref().expect("it was loaded just now"))
     }
@@ -235,21 +258,27 @@ impl Kernel {
         self.config.pins.join(LINKS).join(program)
     }
 
-    fn cgroup(&self) -> Result<fs::File, KernelError> {
-        let path = &self.config.cgroup;
-        fs::File::open(path).map_err(|source| KernelError::Cgroup { path: path.clone(), source })
+    fn cgroup(&self) -> Result<Cgroup, KernelError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| KernelError::Cgroup { path, source }
+        };
+        let path = match &self.config.cgroup {
+            Some(path) => path.clone(),
+            None => cgroup2_mount().map_err(failed(Path::new("/sys/fs/cgroup")))?,
+        };
+        let directory = fs::File::open(&path).map_err(failed(&path))?;
+        let number = directory.metadata().map_err(failed(&path))?.ino();
+        Ok(Cgroup { path, directory, number })
     }
 
     fn is_attached(&self) -> Result<bool, KernelError> {
         let Some(object) = &self.loaded else { return Ok(false) };
-        let cgroup = self
-            .cgroup()?
-            .metadata()
-            .map_err(|source| KernelError::Cgroup { path: self.config.cgroup.clone(), source })?;
+        let cgroup = self.cgroup()?;
         for program in object.progs() {
             let name = program.name().to_string_lossy().into_owned();
             let held = libbpf_rs::Program::id_from_fd(std::os::fd::AsFd::as_fd(&program)).ok();
-            if held.is_none() || self.held(&name, cgroup.ino()) != held {
+            if held.is_none() || self.held(&name, cgroup.number) != held {
                 return Ok(false);
             }
         }
@@ -258,7 +287,9 @@ impl Kernel {
 
     /// The program that hangs in a link at the control group of this number.
     fn held(&self, program: &str, cgroup: u64) -> Option<u32> {
-        let link = Link::open(self.link(program)).ok()?;
+        // libbpf would complain about a file that is not there.
+        let path = Some(self.link(program)).filter(|path| path.exists())?;
+        let link = Link::open(path).ok()?;
         let info = link.info().ok()?;
         match info.info {
             LinkTypeInfo::Cgroup(at) if at.cgroup_id == cgroup => Some(info.prog_id),
@@ -270,18 +301,16 @@ impl Kernel {
         let Some(object) = &self.loaded else { return Ok(()) };
         have_directory(&self.config.pins.join(LINKS))?;
         let cgroup = self.cgroup()?;
-        let number = cgroup.metadata().map(|found| found.ino()).unwrap_or_default();
         for program in object.progs_mut() {
             let name = program.name().to_string_lossy().into_owned();
             let path = self.link(&name);
-            let failed =
-                |source| KernelError::Attach { program: name.clone(), cgroup: self.config.cgroup.clone(), source };
-            if self.held(&name, number).is_some() {
+            let failed = |source| KernelError::Attach { program: name.clone(), cgroup: cgroup.path.clone(), source };
+            if self.held(&name, cgroup.number).is_some() {
                 Link::open(&path).and_then(|mut link| link.update_prog(&program)).map_err(failed)?;
                 continue;
             }
             // A link to a control group that is no more, or another: the new one hangs before the old one goes.
-            let mut link = program.attach_cgroup(cgroup.as_raw_fd()).map_err(failed)?;
+            let mut link = program.attach_cgroup(cgroup.directory.as_raw_fd()).map_err(failed)?;
             match fs::remove_file(&path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
                     return Err(KernelError::Pin { op: "remove", path, source });
@@ -289,7 +318,7 @@ impl Kernel {
                 _ => link.pin(&path).map_err(failed)?,
             }
         }
-        info!(cgroup = %self.config.cgroup.display(), "the socket programs are attached");
+        info!(cgroup = %cgroup.path.display(), "the socket programs are attached");
         self.forget_others();
         Ok(())
     }
@@ -310,7 +339,38 @@ impl Kernel {
     }
 }
 
-fn load(config: &KernelConfig, maps: &Path) -> Result<Object, KernelError> {
+/// A control group's directory, open, and the number by which links know it.
+struct Cgroup {
+    path: PathBuf,
+    directory: fs::File,
+    number: u64,
+}
+
+/// Where cgroup2 is mounted: its root holds every process of the machine (of the container, if this is one).
+///
+/// # Errors
+/// It is mounted nowhere.
+pub fn cgroup2_mount() -> io::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let mount = mounts.lines().find_map(|line| {
+        let (mount, source) = line.split_once(" - ")?;
+        (source.split(' ').next()? == "cgroup2").then(|| mount.split(' ').nth(4).unwrap_or_default())
+    });
+    let missing = "no cgroup2 is mounted: run `mount -t cgroup2 none /sys/fs/cgroup` or boot with cgroup v2";
+    mount.map(PathBuf::from).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing))
+}
+
+/// Whether the kernel takes the programs. They and their maps are gone when this returns.
+///
+/// # Errors
+/// It does not.
+pub fn try_load() -> Result<(), KernelError> {
+    tell_libbpf();
+    let least = KernelConfig { frontends: 1, slots: 1, remembered: 64, ..KernelConfig::default() };
+    load(&least, None).map(drop)
+}
+
+fn load(config: &KernelConfig, maps: Option<&Path>) -> Result<Object, KernelError> {
     let netns = UdpSocket::bind(("127.0.0.1", 0)).or_else(|_| UdpSocket::bind(("0.0.0.0", 0)));
     let netns = netns.and_then(|socket| sys::netns_cookie(&socket)).map_err(KernelError::Namespace)?;
     let mut open = ObjectBuilder::default().open_memory(OBJECT).map_err(KernelError::Load)?;
@@ -328,11 +388,19 @@ fn load(config: &KernelConfig, maps: &Path) -> Result<Object, KernelError> {
         if name.ends_with(".rodata") {
             // `node_netns`, the only constant that is filled in.
             map.set_initial_value(&netns.to_ne_bytes()).map_err(KernelError::Load)?;
-        } else {
+        } else if let Some(maps) = maps {
             map.set_pin_path(maps.join(&name)).map_err(KernelError::Load)?;
         }
     }
     open.load().map_err(KernelError::Load)
+}
+
+fn read(map: &impl MapCore, family: Family, table: Table, observed: &mut Observed) -> Result<(), KernelError> {
+    let count = READ_BATCH.min(map.max_entries());
+    let entries = map.lookup_batch(count, MapFlags::ANY, MapFlags::ANY);
+    let entries = entries.map_err(|source| KernelError::Map { op: "read", table: table.name(), source })?;
+    entries.for_each(|(key, value)| observed.read(family, table, &key, &value));
+    Ok(())
 }
 
 fn map(object: &Object, table: Table) -> libbpf_rs::Map<'_> {

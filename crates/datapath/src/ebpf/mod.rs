@@ -12,6 +12,7 @@
 //! A packet meets the two in this order: first the socket that makes it, then the rules. What a socket rewrote goes to a
 //! pod's address, which the rules leave alone.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,14 +20,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
-use signpost_core::plan::{NodePlan, PlanChange};
+use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 
 use crate::Datapath;
+use crate::locate::{Found, Locate, Location};
 use crate::nftables::{self, Nftables, NftablesConfig, NftablesError};
 
 pub mod change;
 pub mod kernel;
 pub mod layout;
+mod locate;
 pub mod program;
 pub mod repair;
 mod sys;
@@ -87,6 +90,11 @@ impl Node {
     /// Of the node that the calling thread is on.
     pub fn new(config: KernelConfig) -> Node {
         Node { kernel: Arc::new(Mutex::new(Kernel::new(config))), maps_alone: Arc::default() }
+    }
+
+    /// Of a node whose daemon is another process: only looks at what that one pinned.
+    pub fn reader(config: KernelConfig) -> Node {
+        Node { kernel: Arc::new(Mutex::new(Kernel::reader(config))), maps_alone: Arc::default() }
     }
 
     /// The programs and maps.
@@ -173,5 +181,34 @@ impl Datapath for Ebpf {
         // Changes of the maps alone count as if they were the rules'.
         let maps = self.node.maps_alone.load(Ordering::Relaxed);
         self.packets.generation().map(|rules| rules.wrapping_add(maps))
+    }
+}
+
+impl Locate for Ebpf {
+    fn locate(
+        &self,
+        program: &Program,
+        have: &Observed,
+        keys: &BTreeSet<FrontendKey>,
+    ) -> BTreeMap<FrontendKey, Vec<Location>> {
+        let mut all = locate::locate(&program.sockets, &have.sockets, keys);
+        for (key, rules) in self.packets.locate(&program.packets, &have.packets, keys) {
+            all.entry(key).or_default().extend(rules);
+        }
+        all
+    }
+
+    fn found(&self, family: Family, have: &Observed) -> BTreeMap<FrontendKey, Found> {
+        let mut all = self.packets.found(family, &have.packets);
+        for (key, sockets) in locate::found(&have.sockets) {
+            match all.get_mut(&key) {
+                Some(found) => {
+                    found.backends.extend(sockets.backends);
+                    found.locations.splice(0..0, sockets.locations);
+                }
+                None => drop(all.insert(key, sockets)),
+            }
+        }
+        all
     }
 }

@@ -93,7 +93,7 @@ impl World {
         }
         let config = KernelConfig {
             pins: pins.to_owned(),
-            cgroup: cgroup.0.clone(),
+            cgroup: Some(cgroup.0.clone()),
             frontends: 1 << 10,
             slots: 1 << 12,
             remembered: 1 << 10,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use signpost_core::object::Family;
 use signpost_datapath::Datapath;
+use signpost_datapath::ebpf;
 use signpost_datapath::iptables::{self, Iptables, IptablesConfig};
 use signpost_datapath::ipvs::{self, Ipvs, IpvsConfig};
 use signpost_datapath::nftables::{self, Nftables, NftablesConfig};
@@ -35,7 +36,8 @@ pub(super) fn compare(state: &NodeState) -> (BTreeMap<Family, KernelState>, Vec<
             },
         };
         let compared = match &program {
-            Program::Nftables(program) => {
+            // Of the mode ebpf, the rules beneath the sockets.
+            Program::Nftables(program) | Program::Ebpf(ebpf::Program { packets: program, .. }) => {
                 let mut mode = Nftables::new(*family, NftablesConfig { take_over: true, ..NftablesConfig::default() });
                 let observed = mode.observe().map_err(|error| error.to_string());
                 observed.map(|observed| kernel::nftables(program, &mode.repair(program, &observed), with))

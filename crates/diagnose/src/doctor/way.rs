@@ -61,7 +61,7 @@ pub(super) fn judge(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>) -> 
 
 fn nodes(way: &Way) -> impl Iterator<Item = String> {
     way.steps.iter().filter_map(|step| match step {
-        Step::Ruled { node, .. } => Some(node.clone()),
+        Step::AtSocket { node, .. } | Step::Ruled { node, .. } => Some(node.clone()),
         Step::Carried { to, .. } => Some(to.clone()),
         Step::Arrived { node, .. } => node.clone(),
         Step::Sent { .. } => None,
@@ -70,9 +70,17 @@ fn nodes(way: &Way) -> impl Iterator<Item = String> {
 
 /// Why a way has no answer.
 fn explain(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>, way: &Way) -> Finding {
-    let rewritten = way.steps.iter().any(|step| matches!(step, Step::Ruled { done: Done::Rewritten { .. }, .. }));
+    let rewritten = way.steps.iter().any(|step| {
+        matches!(
+            step,
+            Step::AtSocket { done: Done::Rewritten { .. }, .. } | Step::Ruled { done: Done::Rewritten { .. }, .. }
+        )
+    });
     let found = match way.steps.last() {
-        Some(Step::Ruled { node, before, done: Done::Rejected, .. }) => refused(ground, name, case, node, before),
+        Some(
+            Step::AtSocket { node, before, done: Done::Rejected, .. }
+            | Step::Ruled { node, before, done: Done::Rejected, .. },
+        ) => refused(ground, name, case, node, before),
         Some(Step::Ruled { node, before, done: Done::Dropped, .. }) => dropped(ground, name, case, node, before),
         Some(Step::Arrived { by: None, pod: Some(pod), packet, .. }) => {
             silent(ground, case, ground.pod(&pod.namespace, &pod.name), packet, rewritten)
@@ -101,7 +109,7 @@ fn explain(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>, way: &Way) -
 
 fn last_words(step: &Step) -> Option<String> {
     match step {
-        Step::Ruled { node, done, .. } => Some(format!("{node}: {done:?}")),
+        Step::AtSocket { node, done, .. } | Step::Ruled { node, done, .. } => Some(format!("{node}: {done:?}")),
         Step::Arrived { packet, .. } => Some(format!("arrives at {}", packet.destination)),
         _ => None,
     }

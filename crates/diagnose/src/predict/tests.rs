@@ -50,8 +50,12 @@ fn rewrite(to: &[&str], masquerade: bool) -> Verdict {
 
 /// Fates as texts; the one rule set is that of `at`, every other node lets packets through.
 fn fates(sender: &str, packet: Packet, at: &str, verdict: &Verdict) -> Vec<String> {
-    let walk = |node: &str, seen: &Packet| {
-        if node == at && seen.destination == packet.destination { verdict.clone() } else { Verdict::NotOurs }
+    let walk = |node: &str, place: At, seen: &Packet| {
+        if node == at && place == At::Packet && seen.destination == packet.destination {
+            verdict.clone()
+        } else {
+            Verdict::NotOurs
+        }
     };
     predict(&view(), &walk, &sender.parse().unwrap(), packet).keys().map(ToString::to_string).collect()
 }
@@ -119,7 +123,10 @@ fn a_process_on_a_node_counts_as_the_node() {
 #[test]
 fn the_node_of_the_sender_sees_the_packet_as_local_or_forwarded() {
     let entries = std::cell::RefCell::new(Vec::new());
-    let walk = |node: &str, packet: &Packet| {
+    let walk = |node: &str, place: At, packet: &Packet| {
+        if place == At::Socket {
+            return Verdict::NotOurs;
+        }
         entries.borrow_mut().push((node.to_owned(), packet.entry));
         Verdict::NotOurs
     };
@@ -129,8 +136,9 @@ fn the_node_of_the_sender_sees_the_packet_as_local_or_forwarded() {
 
 #[test]
 fn rules_that_go_round_in_circles_end() {
-    let walk =
-        |node: &str, _: &Packet| rewrite(if node == "n1" { &["172.18.0.12:1"] } else { &["172.18.0.11:1"] }, false);
+    let walk = |node: &str, _: At, _: &Packet| {
+        rewrite(if node == "n1" { &["172.18.0.12:1"] } else { &["172.18.0.11:1"] }, false)
+    };
     let got = predict(&view(), &walk, &"outside".parse().unwrap(), packet("192.0.2.10", "172.18.0.11:30080"));
     assert!(!got.is_empty());
 }
@@ -142,4 +150,20 @@ fn an_address_that_the_router_knows_meets_the_rules_of_that_node() {
     assert_eq!(got, ["web-1 at 10.244.1.3:8080 sees node n2"]);
     let got = fates("outside", packet("192.0.2.10", "198.51.100.8:80"), "n2", &to);
     assert_eq!(got, ["no way there and back"]);
+}
+
+#[test]
+fn what_a_socket_rewrites_goes_to_the_pod_itself_and_the_rules_let_it_through() {
+    let at = "10.96.0.10:80".parse().unwrap();
+    let walk = |node: &str, place: At, packet: &Packet| match place {
+        At::Socket if node == "n1" && packet.destination == at => {
+            rewrite(&["10.244.1.3:8080", "10.244.2.2:8080"], false)
+        }
+        _ => Verdict::NotOurs,
+    };
+    let fates = predict(&view(), &walk, &"web-1".parse().unwrap(), packet("10.244.1.3", "10.96.0.10:80"));
+    let fates: Vec<String> = fates.keys().map(ToString::to_string).collect();
+    assert_eq!(fates, ["web-1 at 10.244.1.3:8080 sees 10.244.1.3", "web-2 at 10.244.2.2:8080 sees 10.244.1.3"]);
+    let outside = predict(&view(), &walk, &"outside".parse().unwrap(), packet("192.0.2.10", "10.96.0.10:80"));
+    assert_eq!(outside.keys().collect::<Vec<_>>(), [&Fate::Lost]);
 }

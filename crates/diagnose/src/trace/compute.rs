@@ -12,7 +12,7 @@ use super::{BackendMet, Evidence, FrontendMet, Header, KIND, Question, SOME_PORT
 use crate::address::{PodName, Source};
 use crate::listed::{Listeners, NoAddress};
 use crate::network::Listener;
-use crate::predict::{Answerer, ClusterView, Fate, Indexed, Step, Way, ways};
+use crate::predict::{Answerer, At, ClusterView, Fate, Indexed, Step, Way, ways};
 use crate::program::Program;
 use crate::snapshot::{API_VERSION, Snapshot};
 
@@ -33,12 +33,13 @@ impl<'a> Stage<'a> {
         Stage { snapshot, family, view: snapshot.objects.view(family, &listeners, &snapshot.surroundings()) }
     }
 
-    /// What a node does, by the rules that it has; else by what it plans; else by what it should plan.
-    pub fn walk(&self, node: &str, packet: &Packet) -> Verdict {
-        match (self.program(node), self.plan(node)) {
-            (Some(program), _) => program.walk(packet, None),
-            (None, Some(plan)) => walk::walk(plan, packet),
-            (None, None) => Verdict::NotOurs,
+    /// What a node does, by the rules that it has; else by what it plans; else by what it should plan, as packets.
+    pub fn walk(&self, node: &str, at: At, packet: &Packet) -> Verdict {
+        match (at, self.program(node), self.plan(node)) {
+            (At::Socket, Some(program), _) => program.walk_socket(packet, None),
+            (At::Packet, Some(program), _) => program.walk(packet, None),
+            (At::Packet, None, Some(plan)) => walk::walk(plan, packet),
+            (At::Socket, None, _) | (_, None, None) => Verdict::NotOurs,
         }
     }
 
@@ -67,7 +68,7 @@ impl<'a> Stage<'a> {
 
     /// Every way of a packet.
     pub fn ways(&self, index: &Indexed<'_>, from: &Source, packet: Packet) -> Vec<Way> {
-        ways(index, &|node, packet| self.walk(node, packet), from, packet)
+        ways(index, &|node, at, packet| self.walk(node, at, packet), from, packet)
     }
 }
 
@@ -143,7 +144,7 @@ fn placed<'a>(snapshot: &'a Snapshot, question: &Question) -> Result<(Stage<'a>,
 
 fn frontend(stage: &Stage<'_>, found: &[Way]) -> Option<FrontendMet> {
     found.first()?.steps.iter().find_map(|step| {
-        let Step::Ruled { node, before, .. } = step else { return None };
+        let (Step::AtSocket { node, before, .. } | Step::Ruled { node, before, .. }) = step else { return None };
         let (key, frontend) = walk::frontend(stage.plan(node)?, before)?;
         Some(FrontendMet {
             service_port: frontend.service_port.to_string(),

@@ -115,6 +115,7 @@ impl Hops<'_> {
                 let at = header(packet);
                 self.push(node.as_deref(), place, at, at, "sends".to_owned(), Vec::new());
             }
+            Step::AtSocket { node, before, after, done } => self.at_socket(node, before, after, *done),
             Step::Ruled { node, before, after, done } => self.ruled(node, before, after, *done),
             Step::Carried { from, to, packet } => {
                 let from = from.as_deref().unwrap_or("router");
@@ -156,6 +157,17 @@ impl Hops<'_> {
         self.stage.view.node(node).is_some_and(|node| node.addresses.contains(&address))
     }
 
+    fn at_socket(&mut self, node: &str, before: &Packet, after: &Packet, done: Done) {
+        let action = match done {
+            Done::Untouched => return,
+            Done::Rejected => "is refused",
+            Done::Dropped => "is dropped",
+            Done::Rewritten { .. } => "destination is replaced before there is a packet",
+        };
+        let rules = self.rules(node, before, after, true);
+        self.push(Some(node), "socket".to_owned(), header(before), header(after), action.to_owned(), rules);
+    }
+
     fn ruled(&mut self, node: &str, before: &Packet, after: &Packet, done: Done) {
         let hook = match before.entry {
             Entry::Interface => "prerouting",
@@ -169,17 +181,17 @@ impl Hops<'_> {
                 self.push(Some(node), format!("hook {hook}"), first, first, action, Vec::new());
             }
             Done::Rejected => {
-                let rules = self.rules(node, before, after);
+                let rules = self.rules(node, before, after, false);
                 self.push(Some(node), format!("hook {hook}"), first, first, "is refused".to_owned(), rules);
                 return;
             }
             Done::Dropped => {
-                let rules = self.rules(node, before, after);
+                let rules = self.rules(node, before, after, false);
                 self.push(Some(node), format!("hook {hook}"), first, first, "is dropped".to_owned(), rules);
                 return;
             }
             Done::Rewritten { .. } => {
-                let rules = self.rules(node, before, after);
+                let rules = self.rules(node, before, after, false);
                 let action = "destination is rewritten (DNAT)".to_owned();
                 self.push(Some(node), format!("hook {hook}"), first, between, action, rules);
             }
@@ -212,7 +224,7 @@ impl Hops<'_> {
     }
 
     /// The rules that a packet meets, from its frontend to its backend.
-    fn rules(&self, node: &str, before: &Packet, after: &Packet) -> Vec<String> {
+    fn rules(&self, node: &str, before: &Packet, after: &Packet, at_socket: bool) -> Vec<String> {
         let Some(program) = self.stage.program(node) else { return Vec::new() };
         let Some((key, _)) = self.stage.plan(node).and_then(|plan| walk::frontend(plan, before)) else {
             return vec![format!("{}: cluster addresses and ranges of Services", program.mode())];
@@ -220,11 +232,13 @@ impl Hops<'_> {
         let to = after.destination.to_string();
         // Of the endpoints, the one that was chosen.
         let met = |at: &&Location| {
-            let is_endpoint = at.name.contains("-endpoints-") || at.name.contains(" KUBE-SEP-");
+            let ends = ["-endpoints-", " KUBE-SEP-", "bpf slots"];
+            let is_endpoint = ends.iter().any(|end| at.name.contains(end));
             !is_endpoint || at.leads_to == to
         };
         let all = program.locate(self.stage.family, key);
         all.iter()
+            .filter(|at| at.name.starts_with("bpf ") == at_socket)
             .filter(met)
             .filter(|at| at.kind != Place::Chain || !at.name.contains(" KUBE-FW-"))
             .map(ToString::to_string)
@@ -234,7 +248,7 @@ impl Hops<'_> {
     fn masquerade_rule(&self, node: &str) -> Vec<String> {
         let ip = if self.stage.family == Family::Ipv4 { "ip" } else { "ip6" };
         match self.stage.program(node).map(|program| program.mode()) {
-            Some("nftables") => vec![format!("{ip} kube-proxy masquerading")],
+            Some("nftables" | "ebpf") => vec![format!("{ip} kube-proxy masquerading")],
             Some("iptables") => vec!["nat KUBE-POSTROUTING -> MASQUERADE".to_owned()],
             _ => Vec::new(),
         }
@@ -258,6 +272,8 @@ impl Hops<'_> {
         let mut here = node.clone();
         for step in steps.iter().rev() {
             match step {
+                // The application is shown the address that it asked for; the answer itself is not rewritten.
+                Step::AtSocket { .. } => {}
                 Step::Ruled { node, before, after, done: Done::Rewritten { .. } } => {
                     if here.as_ref() != Some(node) {
                         self.carry(here.as_deref(), Some(node), at);

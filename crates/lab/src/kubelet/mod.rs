@@ -173,6 +173,12 @@ impl Kubelet {
         self.shared.find(namespace, name)?.netns.get().cloned()
     }
 
+    /// The name of the node that a pod is on.
+    pub fn node_of(&self, namespace: &str, name: &str) -> Option<String> {
+        let number = usize::from(self.shared.find(namespace, name)?.node);
+        self.shared.context.nodes.get(number.checked_sub(1)?).cloned()
+    }
+
     /// Whether a pod has a sandbox, in which programs can be run.
     pub fn has_sandbox(&self, namespace: &str, name: &str) -> bool {
         self.shared.find(namespace, name).is_some_and(|entry| entry.inside.get().is_some())

@@ -75,8 +75,13 @@ impl Sandbox {
         nix::fcntl::fcntl(&ours, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))?;
         let mut command = Command::new(program);
         command.arg(init::COMMAND).env_clear().stdin(theirs).stdout(Stdio::null()).stderr(Stdio::null());
-        let around =
-            Surroundings { netns: Some(netns.clone()), cgroup: Some(cgroup.clone()), sandboxed: true, session: true };
+        let around = Surroundings {
+            netns: Some(netns.clone()),
+            cgroup: Some(cgroup.clone()),
+            sandboxed: true,
+            session: true,
+            ..Surroundings::default()
+        };
         let init = spawner.spawn(command, around).await?;
         let shared = Arc::new(Shared { socket: crate::sys::watch(ours)?, programs: Mutex::default() });
         shared.send(&Request::Prepare(view), &[]).await?;

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use signpost_core::object::{Protocol, ServicePortName};
 
+use super::predict::At;
+
 /// Whom a node remembers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Client {
@@ -16,6 +18,8 @@ pub struct Client {
     pub service_port: ServicePortName,
     /// Its protocol.
     pub protocol: Protocol,
+    /// Sockets and rules do not remember for each other.
+    pub at: At,
     /// The client's address, as the node sees it.
     pub source: IpAddr,
 }
@@ -76,8 +80,13 @@ mod tests {
     #[test]
     fn the_one_living_entry_among_the_allowed_binds() {
         let service_port = ServicePortName { service: ObjectName::new("default", "web"), port: "".into() };
-        let client =
-            Client { node: "n1".to_owned(), service_port, protocol: Protocol::Tcp, source: [10, 244, 1, 2].into() };
+        let client = Client {
+            node: "n1".to_owned(),
+            service_port,
+            protocol: Protocol::Tcp,
+            at: At::Packet,
+            source: [10, 244, 1, 2].into(),
+        };
         let at = |last| SocketAddr::from(([10, 244, 2, last], 80));
         let asked = |allowed: &[u8]| Asked {
             client: client.clone(),

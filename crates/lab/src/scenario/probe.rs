@@ -1,4 +1,4 @@
-//! The kernel's answer: sockets made in the sender's network namespace, plain blocking calls with deadlines.
+//! The kernel's answer: sockets made in the sender's place, plain blocking calls with deadlines.
 //!
 //! ```text
 //! Shot ─ fire ─▶ socket ─ connect, send, receive ─▶ Outcome
@@ -13,14 +13,13 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, getsockopt, setsockopt, socket,
-    sockopt,
+    AddressFamily, SockProtocol, SockType, SockaddrStorage, bind, connect, getsockopt, setsockopt, sockopt,
 };
 
 use super::echo;
 use super::expect::{Answer, Outcome};
 use super::format::Fails;
-use crate::netns::Netns;
+use crate::sockets::{Kind, Sockets};
 
 /// What is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,43 +60,41 @@ pub enum Kept {
 
 /// Tries one after the other until `enough` of what came, at most `most` times.
 pub fn in_turn(
-    netns: &Netns,
+    sockets: &Sockets,
     shot: &Shot,
     most: usize,
     every: Option<Duration>,
     enough: impl Fn(&[Outcome]) -> bool + Sync,
 ) -> Vec<Outcome> {
-    netns.run(|| {
-        let mut outcomes = Vec::new();
-        while outcomes.len() < most && !enough(&outcomes) {
-            if let Some(every) = every.filter(|_| !outcomes.is_empty()) {
-                std::thread::sleep(every);
-            }
-            outcomes.push(fire(shot).0);
+    let mut outcomes = Vec::new();
+    while outcomes.len() < most && !enough(&outcomes) {
+        if let Some(every) = every.filter(|_| !outcomes.is_empty()) {
+            std::thread::sleep(every);
         }
-        outcomes
-    })
+        outcomes.push(fire(sockets, shot).0);
+    }
+    outcomes
 }
 
 /// So many tries at the same time: silence takes as long as the timeout, and three need not take three times as long.
-pub fn side_by_side(netns: &Netns, shot: &Shot, tries: usize) -> Vec<Outcome> {
+pub fn side_by_side(sockets: &Sockets, shot: &Shot, tries: usize) -> Vec<Outcome> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..tries).map(|_| scope.spawn(|| netns.run(|| fire(shot).0))).collect();
+        let threads: Vec<_> = (0..tries).map(|_| scope.spawn(|| fire(sockets, shot).0)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| broken("the probe's thread died"))).collect()
     })
 }
 
 /// One try whose connection or socket stays open.
-pub fn keep(netns: &Netns, shot: &Shot) -> (Outcome, Option<Kept>) {
-    netns.run(|| fire(shot))
+pub fn keep(sockets: &Sockets, shot: &Shot) -> (Outcome, Option<Kept>) {
+    fire(sockets, shot)
 }
 
-/// One try in the calling thread's namespace.
-fn fire(shot: &Shot) -> (Outcome, Option<Kept>) {
+/// One try.
+fn fire(sockets: &Sockets, shot: &Shot) -> (Outcome, Option<Kept>) {
     let fired = match &shot.message {
-        Message::Tcp | Message::Http(_) => fire_tcp(shot),
-        Message::Udp => fire_udp(shot),
-        Message::Ping => ping(shot).map(|answer| (answer, None)),
+        Message::Tcp | Message::Http(_) => fire_tcp(sockets, shot),
+        Message::Udp => fire_udp(sockets, shot),
+        Message::Ping => ping(sockets, shot).map(|answer| (answer, None)),
     };
     match fired {
         Ok((answer, kept)) => (Outcome::Answered(answer), kept),
@@ -133,19 +130,18 @@ impl From<io::Error> for Errored {
     }
 }
 
-fn fire_tcp(shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
+fn fire_tcp(sockets: &Sockets, shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
     let deadline = Instant::now() + shot.timeout;
-    let mut stream = connect_tcp(shot)?;
+    let mut stream = connect_tcp(sockets, shot)?;
     let answer = ask_tcp(&mut stream, shot, deadline)?;
     Ok((answer, Some(Kept::Tcp(stream))))
 }
 
-/// With the port that the shot names, which the standard library cannot.
-fn connect_tcp(shot: &Shot) -> Result<TcpStream, Errored> {
-    let Some(port) = shot.source_port else {
-        return TcpStream::connect_timeout(&shot.destination, shot.timeout).map_err(Errored::Connect);
+fn connect_tcp(sockets: &Sockets, shot: &Shot) -> Result<TcpStream, Errored> {
+    let socket = match shot.source_port {
+        Some(port) => once_free(shot.timeout, || bound_tcp(sockets, shot.destination, port)),
+        None => made(sockets, shot.destination, SockType::Stream, true),
     };
-    let socket = once_free(shot.timeout, || bound_tcp(shot.destination, port).map_err(io::Error::from));
     let socket = socket.map_err(Errored::Local)?;
     match connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(shot.destination)) {
         Ok(()) => {}
@@ -171,10 +167,13 @@ fn once_free<T>(timeout: Duration, bind: impl Fn() -> io::Result<T>) -> io::Resu
     }
 }
 
-fn bound_tcp(destination: SocketAddr, port: u16) -> nix::Result<OwnedFd> {
-    let (family, any) = any_address(destination);
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(family, SockType::Stream, flags, None)?;
+fn made(sockets: &Sockets, destination: SocketAddr, sort: SockType, nonblocking: bool) -> io::Result<OwnedFd> {
+    sockets.make(Kind { family: any_address(destination).0, sort, protocol: None, nonblocking })
+}
+
+fn bound_tcp(sockets: &Sockets, destination: SocketAddr, port: u16) -> io::Result<OwnedFd> {
+    let (_, any) = any_address(destination);
+    let socket = made(sockets, destination, SockType::Stream, true)?;
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     // The port is wanted again: leave by a reset, not by waiting.
     setsockopt(&socket, sockopt::Linger, &nix::libc::linger { l_onoff: 1, l_linger: 0 })?;
@@ -228,10 +227,14 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-fn fire_udp(shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
+fn fire_udp(sockets: &Sockets, shot: &Shot) -> Result<(Answer, Option<Kept>), Errored> {
     let (_, any) = any_address(shot.destination);
-    let bound = once_free(shot.timeout, || UdpSocket::bind(SocketAddr::new(any, shot.source_port.unwrap_or(0))));
-    let socket = bound.map_err(Errored::Local)?;
+    let at = SocketAddr::new(any, shot.source_port.unwrap_or(0));
+    let socket = made(sockets, shot.destination, SockType::Datagram, false).map_err(Errored::Local)?;
+    let bound =
+        once_free(shot.timeout, || Ok(bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(at))?));
+    bound.map_err(Errored::Local)?;
+    let socket = UdpSocket::from(socket);
     socket.connect(shot.destination).map_err(Errored::Connect)?;
     let answer = ask_udp(&socket, shot)?;
     Ok((answer, Some(Kept::Udp(socket))))
@@ -252,8 +255,8 @@ fn ask_udp(socket: &UdpSocket, shot: &Shot) -> Result<Answer, Errored> {
 }
 
 /// An ICMP echo request by a datagram socket: the kernel adds identifier and checksum.
-fn ping(shot: &Shot) -> Result<Answer, Errored> {
-    let socket = bound_ping(shot.destination).map_err(|error| Errored::Local(error.into()))?;
+fn ping(sockets: &Sockets, shot: &Shot) -> Result<Answer, Errored> {
+    let socket = bound_ping(sockets, shot.destination).map_err(Errored::Local)?;
     socket.connect(SocketAddr::new(shot.destination.ip(), 0)).map_err(Errored::Connect)?;
     socket.set_read_timeout(Some(shot.timeout)).map_err(Errored::Local)?;
     let kind = if shot.destination.is_ipv4() { 8 } else { 128 };
@@ -265,10 +268,11 @@ fn ping(shot: &Shot) -> Result<Answer, Errored> {
     Ok(Answer::default())
 }
 
-fn bound_ping(destination: SocketAddr) -> nix::Result<UdpSocket> {
+fn bound_ping(sockets: &Sockets, destination: SocketAddr) -> io::Result<UdpSocket> {
     let (family, any) = any_address(destination);
     let protocol = if destination.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
-    let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol)?;
+    let kind = Kind { family, sort: SockType::Datagram, protocol: Some(protocol), nonblocking: false };
+    let socket = sockets.make(kind)?;
     bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrStorage::from(SocketAddr::new(any, 0)))?;
     Ok(UdpSocket::from(socket))
 }
@@ -306,6 +310,11 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::netns::Netns;
+
+    fn here(netns: &Netns) -> Sockets {
+        Sockets::of_netns(netns.clone())
+    }
 
     fn shot(message: Message, destination: SocketAddr) -> Shot {
         Shot { message, destination, source_port: None, size: 0, timeout: Duration::from_millis(200) }
@@ -326,11 +335,11 @@ mod tests {
     fn a_port_without_listener_is_a_refusal_over_tcp_and_udp() {
         let netns = Netns::new(false).unwrap();
         for message in [Message::Tcp, Message::Udp] {
-            let outcomes = side_by_side(&netns, &shot(message, local(9)), 3);
+            let outcomes = side_by_side(&here(&netns), &shot(message, local(9)), 3);
             assert_eq!(outcomes.iter().map(how).collect::<Vec<_>>(), [Some(Fails::Refused); 3]);
         }
         let bound = Shot { source_port: Some(4000), ..shot(Message::Tcp, local(9)) };
-        assert_eq!(how(&keep(&netns, &bound).0), Some(Fails::Refused));
+        assert_eq!(how(&keep(&here(&netns), &bound).0), Some(Fails::Refused));
     }
 
     #[test]
@@ -338,9 +347,9 @@ mod tests {
         let netns = Netns::new(false).unwrap();
         let listener = netns.run(|| TcpListener::bind(local(0))).unwrap();
         let silent = shot(Message::Tcp, listener.local_addr().unwrap());
-        assert_eq!(how(&keep(&netns, &silent).0), Some(Fails::Timeout));
+        assert_eq!(how(&keep(&here(&netns), &silent).0), Some(Fails::Timeout));
         let nowhere = shot(Message::Tcp, "192.0.2.1:80".parse().unwrap());
-        assert_eq!(how(&keep(&netns, &nowhere).0), Some(Fails::Unreachable));
+        assert_eq!(how(&keep(&here(&netns), &nowhere).0), Some(Fails::Unreachable));
     }
 
     #[test]
@@ -349,23 +358,23 @@ mod tests {
         let listener = netns.run(|| TcpListener::bind(local(0))).unwrap();
         let address = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || drop(listener.accept()));
-        assert_eq!(how(&keep(&netns, &shot(Message::Tcp, address)).0), Some(Fails::Reset));
+        assert_eq!(how(&keep(&here(&netns), &shot(Message::Tcp, address)).0), Some(Fails::Reset));
         server.join().unwrap();
     }
 
     #[test]
     fn a_ping_is_answered_by_the_address_that_is_there() {
         let netns = Netns::new(false).unwrap();
-        let (outcome, _) = keep(&netns, &shot(Message::Ping, local(0)));
+        let (outcome, _) = keep(&here(&netns), &shot(Message::Ping, local(0)));
         assert_eq!(how(&outcome), None, "{outcome}");
-        let (outcome, _) = keep(&netns, &shot(Message::Ping, "[::1]:0".parse().unwrap()));
+        let (outcome, _) = keep(&here(&netns), &shot(Message::Ping, "[::1]:0".parse().unwrap()));
         assert_eq!(how(&outcome), None, "{outcome}");
     }
 
     #[test]
     fn tries_end_when_enough_came() {
         let netns = Netns::new(false).unwrap();
-        let outcomes = in_turn(&netns, &shot(Message::Udp, local(9)), 10, None, |seen| seen.len() == 4);
+        let outcomes = in_turn(&here(&netns), &shot(Message::Udp, local(9)), 10, None, |seen| seen.len() == 4);
         assert_eq!(outcomes.len(), 4);
     }
 
@@ -377,7 +386,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50)); // as long as a process takes to start, and longer
             drop(taken);
         });
-        let outcome = keep(&netns, &Shot { source_port: Some(4000), ..shot(Message::Udp, local(9)) }).0;
+        let outcome = keep(&here(&netns), &Shot { source_port: Some(4000), ..shot(Message::Udp, local(9)) }).0;
         assert_eq!(how(&outcome), Some(Fails::Refused), "{outcome}");
         holder.join().unwrap();
     }
@@ -387,7 +396,7 @@ mod tests {
         let netns = Netns::new(false).unwrap();
         let taken = netns.run(|| (TcpListener::bind(local(4000)).unwrap(), UdpSocket::bind(local(4000)).unwrap()));
         for message in [Message::Tcp, Message::Udp] {
-            let outcome = keep(&netns, &Shot { source_port: Some(4000), ..shot(message, local(9)) }).0;
+            let outcome = keep(&here(&netns), &Shot { source_port: Some(4000), ..shot(message, local(9)) }).0;
             assert!(matches!(outcome, Outcome::Broken { .. }), "{outcome}");
         }
         drop(taken);

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::NodePlan;
+use signpost_core::walk::{walk_remembering, walk_socket};
 use signpost_datapath::probe;
 use signpost_diagnose::collect;
 use signpost_diagnose::program::Program;
@@ -22,9 +24,12 @@ use super::address::{PodName, Source};
 use super::format::{self, FamilyRun, Mode, ObjectRef};
 use super::listed::{Listed, Surroundings};
 use super::objects::Objects;
+use super::predict::At;
+use crate::cgroup::Cgroup;
 use crate::inspection;
 use crate::kubelet;
 use crate::netns::Netns;
+use crate::sockets::{SocketMaker, Sockets};
 use crate::{Families, Lab, LabSpec, NodeSpec, Place, Topology};
 
 /// The lab that a scenario needs. Scenarios with equal ones share it.
@@ -55,6 +60,8 @@ pub struct Stage {
     program: PathBuf,
     /// Nodes whose daemon a scenario gave another mode.
     changed: BTreeMap<String, Mode>,
+    /// Who makes sockets of each node whose mode has programs at the socket.
+    makers: BTreeMap<String, Arc<SocketMaker>>,
     /// Nodes whose daemon was ended by a scenario.
     down: BTreeSet<String>,
     /// Nodes whose link was cut.
@@ -73,8 +80,20 @@ pub struct Programmed {
 
 impl Programmed {
     /// The fate of a packet by the rules; `remembered` as in [`signpost_core::walk::walk_remembering`].
-    pub fn walk(&self, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
-        self.program.walk(packet, remembered)
+    pub fn walk(&self, at: At, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        match at {
+            At::Socket => self.program.walk_socket(packet, remembered),
+            At::Packet => self.program.walk(packet, remembered),
+        }
+    }
+
+    /// The fate that the plan wants; at the socket of a mode that does something there.
+    pub fn walk_plan(&self, at: At, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        match at {
+            At::Socket if self.program.has_sockets() => walk_socket(&self.plan, packet, remembered),
+            At::Socket => Verdict::NotOurs,
+            At::Packet => walk_remembering(&self.plan, packet, remembered),
+        }
     }
 }
 
@@ -87,7 +106,14 @@ pub fn mode_problem(mode: Mode) -> Option<String> {
         Mode::Nftables => nftables_problem(),
         Mode::Iptables => iptables_problem(),
         Mode::Ipvs => ipvs_problem(),
-        Mode::Ebpf => Some("this version lacks it".to_owned()),
+        Mode::Ebpf => ebpf_problem(),
+    }
+}
+
+fn ebpf_problem() -> Option<String> {
+    match Netns::new(false) {
+        Ok(netns) => netns.run(|| probe::ebpf("nft".as_ref())).err().map(|error| error.to_string()),
+        Err(error) => Some(format!("no network namespace can be made: {error}; run it as root")),
     }
 }
 
@@ -139,6 +165,10 @@ impl Stage {
         let around = surroundings(&spec);
         let lab = Lab::start(spec).await.map_err(told)?;
         let objects = Objects::new(lab.client());
+        let mut makers = BTreeMap::new();
+        for node in nodes.iter().filter(|_| key.mode == Mode::Ebpf) {
+            makers.insert(node.clone(), Arc::new(lab.socket_maker(node).await.map_err(told)?));
+        }
         Ok(Stage {
             lab,
             asks_doctor: false,
@@ -148,6 +178,7 @@ impl Stage {
             mode: key.mode,
             program: program.to_owned(),
             changed: BTreeMap::new(),
+            makers,
             down: BTreeSet::new(),
             cut: BTreeSet::new(),
             nodes,
@@ -248,12 +279,25 @@ impl Stage {
     /// # Errors
     /// There is no such place.
     pub fn netns(&self, source: &Source) -> Result<Netns, String> {
-        let place = match source {
-            Source::Pod(pod) => Place::Pod(pod.namespace.clone(), pod.name.clone()),
-            Source::Node(node) => Place::Node(node.clone()),
-            Source::Outside => Place::Outside,
-        };
-        self.lab.namespace_of(&place).map_err(told)
+        self.lab.namespace_of(&place(source)).map_err(told)
+    }
+
+    /// Where a sender's sockets are made.
+    ///
+    /// # Errors
+    /// There is no such place.
+    pub fn sockets(&self, source: &Source) -> Result<Sockets, String> {
+        let netns = self.netns(source)?;
+        let maker = self.lab.node_of(&place(source)).and_then(|node| self.makers.get(&node).cloned());
+        Ok(match maker {
+            Some(maker) => Sockets::of_node(netns, maker),
+            None => Sockets::of_netns(netns),
+        })
+    }
+
+    /// The control group for programs that a scenario runs in a place; outside of the nodes none of the lab's.
+    pub fn cgroup(&self, source: &Source) -> Option<Cgroup> {
+        self.lab.node_of(&place(source)).map(|node| self.lab.group_on(&node))
     }
 
     /// Asks every living daemon what it has programmed. Of one that is down the last answer stays: so do its rules.
@@ -327,6 +371,9 @@ impl Stage {
         if !self.down.contains(node) {
             self.stop_daemon(node, false).await?;
         }
+        if to == Mode::Ebpf && !self.makers.contains_key(node) {
+            self.makers.insert(node.to_owned(), Arc::new(self.lab.socket_maker(node).await.map_err(told)?));
+        }
         self.lab.daemon(node).map_err(told)?.set_mode(to.to_string()).await;
         if to == self.mode {
             self.changed.remove(node);
@@ -390,6 +437,14 @@ impl Stage {
     }
 }
 
+fn place(source: &Source) -> Place {
+    match source {
+        Source::Pod(pod) => Place::Pod(pod.namespace.clone(), pod.name.clone()),
+        Source::Node(node) => Place::Node(node.clone()),
+        Source::Outside => Place::Outside,
+    }
+}
+
 fn reference(pod: &PodName) -> ObjectRef {
     ObjectRef {
         kind: "Pod".to_owned(),
@@ -425,7 +480,7 @@ fn programs(mode: Mode) -> Result<ByFamily<Program>, String> {
         Mode::Nftables => all(Program::Nftables),
         Mode::Iptables => all(Program::Iptables),
         Mode::Ipvs => all(Program::Ipvs),
-        Mode::Ebpf => Err(format!("the rules of mode {mode} cannot be walked through yet")),
+        Mode::Ebpf => all(Program::Ebpf),
     }
 }
 

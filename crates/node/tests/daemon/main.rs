@@ -22,6 +22,7 @@ use signpost_apiserver::{ApiConfig, ApiServer};
 use signpost_core::object::Protocol;
 use signpost_core::packet::{Entry, Packet, Verdict};
 use signpost_core::plan::NodePlan;
+use signpost_datapath::ebpf::KernelConfig;
 use signpost_node::{Flags, NodeError, NodeOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -275,6 +276,11 @@ fn rules() -> String {
     nft("-a list ruleset")
 }
 
+/// Programs of the machine's own node, if it has any, are not these tests' to remove.
+fn nowhere() -> KernelConfig {
+    KernelConfig { pins: "/nowhere/signpost".into(), ..KernelConfig::default() }
+}
+
 #[test]
 fn a_service_leads_to_its_endpoint_and_a_change_follows() {
     on_a_node(|| async {
@@ -351,7 +357,7 @@ fn a_restart_changes_no_rule_and_cuts_nothing() {
         assert!(refusal.contains("another signpost node runs on this node"), "{refusal}");
         daemon.stop().await;
         assert_eq!(ask(&mut kept).await, "one");
-        signpost_node::cleanup().unwrap();
+        signpost_node::cleanup(&nowhere()).unwrap();
         assert_eq!(rules(), "", "cleanup removes what is ours");
     });
 }

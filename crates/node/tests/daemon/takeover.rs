@@ -125,7 +125,7 @@ fn what_kube_proxy_left_is_told_and_taken_over_only_on_demand() {
         .await;
         assert!(everything().iter().any(|line| line.contains("SOMEONES") && line.contains("DNAT")));
         daemon.stop().await;
-        signpost_node::cleanup().unwrap();
+        signpost_node::cleanup(&crate::nowhere()).unwrap();
     });
 }
 
@@ -148,11 +148,11 @@ fn cleanup_removes_what_proxies_left_and_nothing_of_others() {
         // kube-proxy's is of type dummy, which not every kernel has.
         let made = Command::new("ip").args("link add kube-ipvs0 type bridge".split(' ')).status().unwrap();
         assert!(made.success());
-        signpost_node::cleanup().unwrap();
+        signpost_node::cleanup(&crate::nowhere()).unwrap();
         assert_eq!(everything(), *alone.lock().unwrap());
         assert!(!nft("list tables").contains("kube-proxy"));
         assert!(nix::net::if_::if_nametoindex("kube-ipvs0").is_err());
-        signpost_node::cleanup().unwrap();
+        signpost_node::cleanup(&crate::nowhere()).unwrap();
         assert_eq!(everything(), *alone.lock().unwrap(), "a second time finds nothing");
     });
 }
@@ -209,6 +209,6 @@ fn a_former_modes_rules_go_and_its_connections_stay() {
             }
             daemon.stop().await;
         }
-        signpost_node::cleanup().unwrap();
+        signpost_node::cleanup(&crate::nowhere()).unwrap();
     });
 }

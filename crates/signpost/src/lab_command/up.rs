@@ -25,7 +25,7 @@ pub struct UpCommand {
     /// How many nodes.
     #[arg(long, default_value_t = 2, value_name = "N")]
     nodes: usize,
-    /// The node daemons' mode: auto, nftables, iptables, ipvs.
+    /// The node daemons' mode: auto, ebpf, nftables, iptables, ipvs.
     #[arg(long, default_value = "auto", value_name = "M")]
     mode: String,
     /// Address families: ipv4, ipv6 or dual.

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use signpost_core::object::{Family, ObjectName, ServicePortName};
 use signpost_core::plan::FrontendKey;
+use signpost_datapath::ebpf::{Ebpf, KernelConfig, Node};
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::ipvs::{Ipvs, IpvsConfig};
 use signpost_datapath::locate::{Found, Locate};
@@ -76,6 +77,7 @@ fn compare_once(wanted: &Wanted, answer: &Listing<Value>) -> anyhow::Result<Repo
             .context("the daemon has programmed nothing yet: /healthz says what it waits for")?;
         let (family, listed) = (*family, listing.rows.clone());
         rows.extend(match answer.mode {
+            Mode::Ebpf => of_mode(&mut ebpf(family), family, wanted, listed, program)?,
             Mode::Nftables => of_mode(&mut nftables(family), family, wanted, listed, program)?,
             Mode::Iptables => of_mode(&mut iptables(family), family, wanted, listed, program)?,
             Mode::Ipvs => of_mode(&mut ipvs(family), family, wanted, listed, program)?,
@@ -95,7 +97,12 @@ pub(super) fn alone(wanted: &Wanted) -> anyhow::Result<Report> {
     let (mut rows, mut modes) = (Vec::new(), BTreeSet::new());
     for family in [Family::Ipv4, Family::Ipv6] {
         if usable(probe::nftables(OsStr::new("nft")), "nftables") {
-            rows.extend(found(Mode::Nftables, &mut modes, &mut nftables(family), family)?);
+            let have = Node::reader(KernelConfig::default()).kernel().observe(family)?;
+            if have.attached {
+                rows.extend(found(Mode::Ebpf, &mut modes, &mut ebpf(family), family)?);
+            } else {
+                rows.extend(found(Mode::Nftables, &mut modes, &mut nftables(family), family)?);
+            }
         }
         if usable(probe::iptables(), "iptables") {
             rows.extend(found(Mode::Iptables, &mut modes, &mut iptables(family), family)?);
@@ -116,6 +123,11 @@ fn usable(probed: Result<(), ProbeError>, what: &str) -> bool {
 /// What kube-proxy left is told as well.
 fn nftables(family: Family) -> Nftables {
     Nftables::new(family, NftablesConfig { take_over: true, ..NftablesConfig::default() })
+}
+
+fn ebpf(family: Family) -> Ebpf {
+    let rules = NftablesConfig { take_over: true, ..NftablesConfig::default() };
+    Ebpf::new(family, Node::reader(KernelConfig::default()), rules)
 }
 
 fn iptables(family: Family) -> Iptables {

@@ -244,7 +244,7 @@ fn an_interrupt_at_any_moment_of_up_leaves_nothing() {
 fn bad_input_gets_one_line_that_says_what_to_do() {
     let name = Name::new("bad");
     let cases: [(&[&str], &str); 9] = [
-        (&["up", "--mode", "ebpf"], "take auto, nftables or iptables"),
+        (&["up", "--mode", "userspace"], "take auto, ebpf, nftables, iptables or ipvs"),
         (&["up", "--image", "a=/bin/true", "--image", "a=/bin/false"], "stands twice"),
         (&["up", "--nodes", "0"], "1 to 244 nodes"),
         (&["up", "--families", "ipx"], "take ipv4, ipv6 or dual"),

@@ -12,6 +12,9 @@
 /* The most halvings that find one of 2^20 slots. */
 #define HALVINGS 21
 
+/* A function that the verifier looks at once, not at each call: else it walks every way through all of them. */
+#define SEPARATE __attribute__((noinline))
+
 static __always_inline int is_ipv4(const struct address *address)
 {
 	return !address->word[0] && !address->word[1] && address->word[2] == bpf_htonl(0xffff);
@@ -74,25 +77,49 @@ static __always_inline struct endpoint *draw(const struct route *route)
 	return slot(route->set, ((__u64)bpf_get_prandom_u32() * route->count) >> 32);
 }
 
-/* Whether a backend is still one of a set's. */
-static __always_inline int is_backend(const struct route *route, const struct endpoint *backend)
+/* A search for a backend among the slots of a set. */
+struct search {
+	struct endpoint backend;
+	__u64 set;
+	__u32 low;
+	__u32 high;
+	__u32 found;
+};
+
+static long halve(__u32 step, struct search *search)
 {
-	__u32 low = 0, high = route->count;
+	__u32 middle = search->low + (search->high - search->low) / 2;
+	struct endpoint *at;
 
-	for (int i = 0; i < HALVINGS && low < high; i++) {
-		__u32 middle = low + (high - low) / 2;
-		struct endpoint *found = slot(route->set, middle);
-
-		if (!found)
-			return 0;
-		if (same_endpoint(found, backend))
-			return 1;
-		if (comes_before(found, backend))
-			low = middle + 1;
-		else
-			high = middle;
+	(void)step;
+	if (search->low >= search->high)
+		return 1;
+	at = slot(search->set, middle);
+	if (!at)
+		return 1;
+	if (same_endpoint(at, &search->backend)) {
+		search->found = 1;
+		return 1;
 	}
+	if (comes_before(at, &search->backend))
+		search->low = middle + 1;
+	else
+		search->high = middle;
 	return 0;
+}
+
+/* Whether a backend is still one of a set's. */
+SEPARATE int is_backend(const struct route *route, const struct endpoint *backend)
+{
+	struct search search = {};
+
+	if (!route || !backend)
+		return 0;
+	search.backend = *backend;
+	search.set = route->set;
+	search.high = route->count;
+	bpf_loop(HALVINGS, halve, &search, 0);
+	return search.found;
 }
 
 /* Where a client of a frontend with affinity was led before, if that still holds. */
@@ -108,11 +135,14 @@ static __always_inline int remembered(const struct frontend *frontend, const str
 }
 
 /* A backend of a route for a client; 0: the route's set went away meanwhile. */
-static __always_inline int choose_backend(const struct frontend *frontend, const struct route *route, __u64 client,
-					  struct endpoint *backend)
+SEPARATE int choose_backend(const struct frontend *frontend, const struct route *route, __u64 client,
+			    struct endpoint *backend)
 {
-	struct affinity_key key = { .service = frontend->service, .client = client };
+	struct affinity_key key = { .client = client };
 
+	if (!frontend || !route || !backend)
+		return 0;
+	key.service = frontend->service;
 	if (!frontend->affinity_s || !remembered(frontend, route, &key, backend)) {
 		struct endpoint *drawn = draw(route);
 

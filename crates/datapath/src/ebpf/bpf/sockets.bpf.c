@@ -82,12 +82,15 @@ static __always_inline int note_peer(const struct client *client, const struct e
 }
 
 /* A backend for the datagrams of an unconnected socket, which stays with it. */
-static __always_inline enum verdict choose_flow(const struct client *client, const struct frontend *frontend,
-						const struct route *route, const struct endpoint *to,
-						struct endpoint *backend)
+SEPARATE int choose_flow(const struct client *client, const struct frontend *frontend, const struct route *route,
+			 const struct endpoint *to, struct endpoint *backend)
 {
-	struct flow_key key = { .cookie = client->cookie, .frontend = *to };
+	struct flow_key key = {};
 
+	if (!client || !frontend || !route || !to || !backend)
+		return LEAVE;
+	key.cookie = client->cookie;
+	key.frontend = *to;
 	if (known_flow(route, &key, backend) && note_peer(client, to, backend, frontend->service))
 		return REWRITE;
 	for (int i = 0; i < DRAWS; i++) {
@@ -102,10 +105,12 @@ static __always_inline enum verdict choose_flow(const struct client *client, con
 }
 
 /* What becomes of a destination; on REWRITE it is replaced. */
-static __always_inline enum verdict decide(const struct client *client, __u8 protocol, struct endpoint *to)
+SEPARATE int decide(const struct client *client, __u32 protocol, struct endpoint *to)
 {
 	struct endpoint backend = {};
 
+	if (!client || !to)
+		return LEAVE;
 	if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
 		return LEAVE;
 	for (int i = 0; i < TRIES; i++) {

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use signpost_core::object::{Family, Protocol};
 use signpost_core::packet::{Entry, Packet, Verdict};
-use signpost_core::plan::NodePlan;
-use signpost_core::walk::{walk, walk_remembering};
 
 use super::Run;
 use crate::scenario::address::{Scheme, Source};
@@ -21,9 +19,9 @@ use crate::scenario::expect::{
 use crate::scenario::format::{Expect, Probe};
 use crate::scenario::listed::NoAddress;
 use crate::scenario::memory::{Asked, Client, Memory};
-use crate::scenario::predict::{ClusterView, Prediction, predict};
+use crate::scenario::predict::{At, ClusterView, Prediction, predict};
 use crate::scenario::probe::{self, Kept, Message, Shot};
-use crate::scenario::stage::told;
+use crate::scenario::stage::{Programmed, told};
 
 /// Connections and sockets that stay open between steps.
 #[derive(Debug, Default)]
@@ -154,23 +152,23 @@ impl Run<'_> {
         };
         let family = Family::of(source);
         let (asked, now) = (RefCell::new(Vec::new()), Instant::now());
-        let remembered = |node: &str, packet: &Packet| {
-            let plan = &self.stage.programmed(node, family)?.plan;
-            let ask = ask(node, plan, packet)?;
+        let remembered = |node: &str, at: At, packet: &Packet| {
+            let programmed = self.stage.programmed(node, family)?;
+            let ask = ask(node, at, programmed, packet)?;
             let bound = self.attempts.memory.bound(&ask, now);
             asked.borrow_mut().push(ask);
             bound
         };
-        let by_plan = |node: &str, packet: &Packet| {
-            let remembered = remembered(node, packet);
+        let by_plan = |node: &str, at: At, packet: &Packet| {
+            let remembered = remembered(node, at, packet);
             let programmed = self.stage.programmed(node, family);
-            programmed.map_or(Verdict::NotOurs, |programmed| walk_remembering(&programmed.plan, packet, remembered))
+            programmed.map_or(Verdict::NotOurs, |programmed| programmed.walk_plan(at, packet, remembered))
         };
         let plan = predict(view, &by_plan, from, packet);
-        let by_program = |node: &str, packet: &Packet| {
-            let remembered = remembered(node, packet);
+        let by_program = |node: &str, at: At, packet: &Packet| {
+            let remembered = remembered(node, at, packet);
             let programmed = self.stage.programmed(node, family);
-            programmed.map_or(Verdict::NotOurs, |programmed| programmed.walk(packet, remembered))
+            programmed.map_or(Verdict::NotOurs, |programmed| programmed.walk(at, packet, remembered))
         };
         let program = predict(view, &by_program, from, packet);
         let asked = asked.into_inner();
@@ -187,12 +185,12 @@ impl Run<'_> {
         shot: &Shot,
         predictions: Option<&Predictions>,
     ) -> Result<Vec<Outcome>, String> {
-        let netns = self.stage.netns(from)?;
+        let sockets = self.stage.sockets(from)?;
         let shot = shot.clone();
         if let Some(name) = &probe.keep {
             let (outcome, kept) = {
                 let shot = shot.clone();
-                blocking(move || probe::keep(&netns, &shot)).await?
+                blocking(move || probe::keep(&sockets, &shot)).await?
             };
             if let Some(kept) = kept {
                 let family = Family::of(shot.destination.ip());
@@ -201,7 +199,7 @@ impl Run<'_> {
             return Ok(vec![outcome]);
         }
         if expect.fails.is_some() && probe.tries.is_none() && shot.source_port.is_none() {
-            return blocking(move || probe::side_by_side(&netns, &shot, 3)).await;
+            return blocking(move || probe::side_by_side(&sockets, &shot, 3)).await;
         }
         let plan = predictions.map(|predictions| predictions.plan.clone()).unwrap_or_default();
         let every = probe.every;
@@ -216,7 +214,7 @@ impl Run<'_> {
                 || outcomes_hold(&expect, seen, setting).is_ok() && kernel_agrees(&plan, seen, &view, spread).is_ok();
             !exact && (failed || (seen.len() >= MIN_TRIES && all()))
         };
-        blocking(move || probe::in_turn(&netns, &shot, most, every, enough)).await
+        blocking(move || probe::in_turn(&sockets, &shot, most, every, enough)).await
     }
 
     /// A known flow: the walks are of first packets, so that only the expectation is compared.
@@ -274,13 +272,14 @@ impl Attempts {
 }
 
 /// Whom a node may remember if it gets this packet; `None` if no backend gets it.
-fn ask(node: &str, plan: &NodePlan, packet: &Packet) -> Option<Asked> {
-    let (_, frontend) = signpost_core::walk::frontend(plan, packet)?;
-    let Verdict::Rewrite(rewrites) = walk(plan, packet) else { return None };
+fn ask(node: &str, at: At, programmed: &Programmed, packet: &Packet) -> Option<Asked> {
+    let (_, frontend) = signpost_core::walk::frontend(&programmed.plan, packet)?;
+    let Verdict::Rewrite(rewrites) = programmed.walk_plan(at, packet, None) else { return None };
     let client = Client {
         node: node.to_owned(),
         service_port: frontend.service_port.clone(),
         protocol: packet.protocol,
+        at,
         source: packet.source.ip(),
     };
     let allowed = rewrites.iter().map(|rewrite| rewrite.to).collect();

@@ -12,12 +12,15 @@ use signpost_core::object::Family;
 use tokio::process::Command;
 
 use super::{Run, is_match};
+use crate::cgroup::Cgroup;
 use crate::netns::Netns;
 use crate::scenario::address::Source;
 use crate::scenario::expect::Outcome;
 use crate::scenario::format::{ExecExpect, LoadStep};
 use crate::scenario::probe::{self, Shot};
 use crate::scenario::stage::told;
+use crate::sockets::Sockets;
+use crate::sys;
 
 /// Traffic that runs until it is ended.
 #[derive(Debug)]
@@ -37,7 +40,7 @@ struct Count {
 }
 
 impl Load {
-    fn start(netns: Netns, shot: Shot, rate_per_s: u32) -> Load {
+    fn start(sockets: Sockets, shot: Shot, rate_per_s: u32) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -45,7 +48,7 @@ impl Load {
             let mut count = Count::default();
             let mut next = Instant::now();
             while !stopped.load(Ordering::Relaxed) {
-                for outcome in probe::in_turn(&netns, &shot, 1, None, |_| false) {
+                for outcome in probe::in_turn(&sockets, &shot, 1, None, |_| false) {
                     count.add(&outcome);
                 }
                 next += gap;
@@ -92,11 +95,20 @@ impl Count {
 const EXEC_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs a program in a namespace; one that takes too long is killed with all that it started.
-async fn output_of(netns: &Netns, run: &[String], timeout: Duration) -> Result<Output, String> {
+async fn output_of(
+    netns: &Netns,
+    cgroup: Option<&Cgroup>,
+    run: &[String],
+    timeout: Duration,
+) -> Result<Output, String> {
     let (program, arguments) = run.split_first().ok_or("names no program")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.process_group(0).kill_on_drop(true);
+    if let Some(cgroup) = cgroup {
+        let procs = cgroup.create().and_then(|()| cgroup.open_procs()).map_err(told)?;
+        sys::before_exec(command.as_std_mut(), move || Ok(nix::unistd::write(&procs, b"0").map(drop)?));
+    }
     let runtime = tokio::runtime::Handle::current();
     let spawned = netns.run(|| {
         let _entered = runtime.enter();
@@ -126,7 +138,7 @@ impl Run<'_> {
             size: 0,
             timeout: Duration::from_secs(1),
         };
-        let load = Load::start(self.stage.netns(&step.from)?, shot, step.rate_per_s);
+        let load = Load::start(self.stage.sockets(&step.from)?, shot, step.rate_per_s);
         match self.loads.insert(step.name.clone(), load) {
             None => Ok(()),
             Some(_) => Err(format!("a load {} runs already", step.name)),
@@ -161,7 +173,7 @@ impl Run<'_> {
         if let Some(first) = run.first_mut().filter(|first| *first == "signpost") {
             *first = self.stage.program().display().to_string();
         }
-        let output = output_of(&netns, &run, EXEC_TIMEOUT).await?;
+        let output = output_of(&netns, self.stage.cgroup(on).as_ref(), &run, EXEC_TIMEOUT).await?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         let status = output.status.code().unwrap_or(-1);
         let fits = expect.stdout.as_ref().is_none_or(|pattern| is_match(pattern, &stdout));
@@ -192,7 +204,7 @@ mod tests {
         let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&held));
         let started = Instant::now();
         let script = format!("exec 3>{path}; sleep 600 & wait");
-        let problem = output_of(&netns, &program(&script), Duration::from_millis(300)).await.unwrap_err();
+        let problem = output_of(&netns, None, &program(&script), Duration::from_millis(300)).await.unwrap_err();
         assert_eq!(problem, "sh was killed: it had not ended after 300ms");
         // The end of the pipe: nobody holds its other side any more.
         drop(held);
@@ -205,7 +217,7 @@ mod tests {
     #[tokio::test]
     async fn a_program_that_ends_gives_its_status_and_output() {
         let netns = Netns::new(false).unwrap();
-        let output = output_of(&netns, &program("echo out; exit 3"), EXEC_TIMEOUT).await.unwrap();
+        let output = output_of(&netns, None, &program("echo out; exit 3"), EXEC_TIMEOUT).await.unwrap();
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), &b"out\n"[..]));
     }
 
@@ -219,7 +231,7 @@ mod tests {
             size: 0,
             timeout: Duration::from_millis(100),
         };
-        let load = Load::start(netns, shot, 100);
+        let load = Load::start(Sockets::of_netns(netns), shot, 100);
         let stop = Arc::downgrade(&load.stop);
         drop(load);
         assert!(stop.upgrade().is_none(), "the thread still looks at the flag");
