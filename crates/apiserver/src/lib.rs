@@ -27,6 +27,7 @@ mod respond;
 mod selector;
 mod serve;
 mod server;
+mod service_cidrs;
 mod snapshots;
 mod state;
 pub mod store;

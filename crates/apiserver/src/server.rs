@@ -65,6 +65,7 @@ impl ApiServer {
         crate::bootstrap::run(&state).await.map_err(ApiServerError::Bootstrap)?;
         crate::bootstrap::spawn_keeper(&state);
         crate::reaper::spawn(&state);
+        crate::service_cidrs::spawn(&state);
         crate::reaper::spawn_event_expiry(&state);
         Ok(Arc::new(ApiServer { state }))
     }

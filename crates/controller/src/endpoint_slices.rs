@@ -21,6 +21,7 @@ use triggers::Triggers;
 
 pub mod desired;
 pub mod plan;
+pub mod topology;
 pub mod triggers;
 
 #[cfg(test)]
@@ -68,7 +69,11 @@ impl Controller {
         slices.retain(|slice| plan::is_managed(slice));
         let trigger = self.triggers.lock().unwrap_or_else(PoisonError::into_inner).trigger(name, &service, &pods);
         let node = |node: &str| lookup::node_facts(&context.world, node);
-        let actions = plan::plan(&service, &pods, &node, &slices, trigger);
+        let shares = topology::is_asked_for(&service).then(|| {
+            let nodes = context.world.nodes.all();
+            topology::shares(nodes.iter().map(AsRef::as_ref)).unwrap_or_default()
+        });
+        let actions = plan::plan(&service, &pods, (&node, shares.as_ref()), &slices, trigger);
         let result = write(context, &actions).await;
         if let Err(error) = &result
             && !error.is_conflict()
@@ -91,7 +96,7 @@ impl Controller {
 }
 
 /// New and changed slices first: an endpoint that moves is named twice for a moment, never nowhere.
-async fn write(context: &Context, actions: &plan::Actions) -> Result<(), WriteError> {
+pub(crate) async fn write(context: &Context, actions: &plan::Actions) -> Result<(), WriteError> {
     let mut first = Ok(());
     let mut note = |result: Result<(), WriteError>| {
         if first.is_ok() {

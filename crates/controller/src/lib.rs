@@ -34,6 +34,7 @@ mod feed;
 mod garbage;
 mod load_balancers;
 mod lookup;
+mod mirroring;
 mod nodes;
 pub mod pods;
 mod progress;

@@ -12,6 +12,8 @@ use crate::queue::Queue;
 pub struct Queues {
     /// Services whose slices are to be looked at.
     pub slices: Queue<ObjectName>,
+    /// Endpoints made by hand, and the Services of their name.
+    pub mirrored: Queue<ObjectName>,
     /// Services whose Endpoints are to be looked at.
     pub endpoints: Queue<ObjectName>,
     /// ReplicaSets.
@@ -33,6 +35,7 @@ impl Queues {
     pub fn new(options: &ControllerOptions, busy: &Arc<Busy>) -> Queues {
         Queues {
             slices: Queue::new(busy.clone(), options.endpoint_slices),
+            mirrored: Queue::new(busy.clone(), options.endpoint_slices),
             endpoints: Queue::new(busy.clone(), options.endpoint_slices),
             replica_sets: Queue::new(busy.clone(), options.workloads),
             deployments: Queue::new(busy.clone(), options.workloads),
@@ -50,6 +53,7 @@ impl Queues {
         let by_name = [
             ("endpoint slices of", &self.slices),
             ("endpoints of", &self.endpoints),
+            ("mirror of endpoints", &self.mirrored),
             ("replica set", &self.replica_sets),
             ("deployment", &self.deployments),
             ("stateful set", &self.stateful_sets),

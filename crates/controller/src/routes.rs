@@ -5,8 +5,8 @@
 //! IPAddressPool, Namespace ──▶ addresses of all Services
 //! Pod ─────────┼──▶ slices, endpoints (of the Services that select it), its ReplicaSet or StatefulSet, scheduler
 //! Node ────────┴──▶ slices (of the pods on it), scheduler
-//! EndpointSlice ──▶ slices                       ReplicaSet ──▶ replica sets, its Deployment
-//! Endpoints ──────▶ endpoints                    StatefulSet, ControllerRevision ──▶ stateful sets
+//! EndpointSlice ──▶ slices, mirrors              ReplicaSet ──▶ replica sets, its Deployment
+//! Endpoints ──────▶ endpoints, mirrors           StatefulSet, ControllerRevision ──▶ stateful sets
 //! every object with owners, every owner ──▶ garbage
 //! ```
 
@@ -15,6 +15,7 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Resource;
 use signpost_core::object::ObjectName;
 use signpost_metallb::{ConfigurationState, IPAddressPool};
@@ -23,7 +24,7 @@ use crate::cache::{Cache, Index, Transition, name_of};
 use crate::context::{Context, Watched};
 use crate::queues::Collected;
 use crate::world::World;
-use crate::{endpoint_slices, endpoints, garbage, load_balancers, lookup, nodes, pods, scheduler, selector};
+use crate::{endpoint_slices, endpoints, garbage, load_balancers, lookup, mirroring, nodes, pods, scheduler, selector};
 
 /// Old and new, as far as there are both.
 fn versions<K>(change: &Transition<K>) -> impl Iterator<Item = &Arc<K>> {
@@ -139,6 +140,7 @@ impl Watched for Service {
         for service in versions(change) {
             context.queues.slices.add(name_of(service.as_ref()));
             context.queues.endpoints.add(name_of(service.as_ref()));
+            context.queues.mirrored.add(name_of(service.as_ref()));
         }
     }
 }
@@ -150,11 +152,18 @@ impl Watched for EndpointSlice {
 
     fn route(context: &Context, change: &Transition<EndpointSlice>) {
         garbage::route(context, Some(Collected::EndpointSlice), change);
-        for slice in versions(change).filter(|slice| endpoint_slices::plan::is_managed(slice)) {
+        for slice in versions(change) {
+            let queue = if endpoint_slices::plan::is_managed(slice) {
+                &context.queues.slices
+            } else if mirroring::plan::is_mirror(slice) {
+                &context.queues.mirrored
+            } else {
+                continue;
+            };
             let labels = slice.metadata.labels.as_ref();
             if let Some(service) = labels.and_then(|labels| labels.get(endpoint_slices::plan::SERVICE_NAME)) {
                 let namespace = slice.metadata.namespace.as_deref().unwrap_or_default();
-                context.queues.slices.add(ObjectName::new(namespace, service));
+                queue.add(ObjectName::new(namespace, service));
             }
         }
     }
@@ -170,6 +179,7 @@ impl Watched for Endpoints {
         // Hand-made Endpoints without a Service must not be named: the controller would take them for left-overs.
         for endpoints in versions(change) {
             let name = name_of(endpoints.as_ref());
+            context.queues.mirrored.add(name.clone());
             if endpoints::plan::is_managed(endpoints) || context.world.services.get(&name).is_some() {
                 context.queues.endpoints.add(name);
             }
@@ -193,12 +203,23 @@ impl Watched for Node {
                 }
             }
         }
+        let weight = |node: &Arc<Node>| (nodes::facts(node), nodes::is_ready(node), allocatable(node));
+        if change.old.as_ref().map(weight) != change.new.as_ref().map(weight) {
+            let asking = context.world.services.all();
+            for service in asking.iter().filter(|service| endpoint_slices::topology::is_asked_for(service)) {
+                context.queues.slices.add(name_of(service.as_ref()));
+            }
+        }
         if scheduling_changed(change) {
             for pod in scheduler::waiting(context) {
                 context.queues.scheduler.add(name_of(pod.as_ref()));
             }
         }
     }
+}
+
+fn allocatable(node: &Node) -> Option<Quantity> {
+    node.status.as_ref()?.allocatable.as_ref()?.get("cpu").cloned()
 }
 
 /// Whether a node changed in what the scheduler asks of it; its heartbeat is nothing of that.

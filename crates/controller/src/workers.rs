@@ -13,7 +13,9 @@ use crate::context::{Context, Watched};
 use crate::controller::Controller;
 use crate::feed::feed;
 use crate::queue::Outcome;
-use crate::{deployments, endpoint_slices, endpoints, garbage, load_balancers, replica_sets, scheduler, stateful_sets};
+use crate::{
+    deployments, endpoint_slices, endpoints, garbage, load_balancers, mirroring, replica_sets, scheduler, stateful_sets,
+};
 
 /// Starts a watch for each kind that a running controller needs.
 pub fn feed_caches(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
@@ -40,6 +42,7 @@ pub fn feed_caches(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
 pub fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     workers(context, tasks, endpoint_slices::Controller::default());
     workers(context, tasks, endpoints::Controller::default());
+    workers(context, tasks, mirroring::Controller);
     workers(context, tasks, replica_sets::Controller);
     workers(context, tasks, deployments::Controller);
     workers(context, tasks, stateful_sets::Controller);

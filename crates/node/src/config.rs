@@ -23,6 +23,7 @@ use signpost_core::planner::NodePortAddresses;
 use signpost_datapath::ebpf::KernelConfig;
 use signpost_datapath::ipvs::IpvsConfig;
 
+use crate::timeouts::Timeouts;
 pub use file::KubeProxyConfiguration;
 pub use ipvs::{IpvsFlags, SchedulerName};
 pub use values::{BindAddress, GoDuration, ModeName, NodePortRanges, PodCidrs};
@@ -206,6 +207,8 @@ pub struct NodeOptions {
     pub sync_period: Duration,
     /// How the mode IPVS is run.
     pub ipvs: IpvsConfig,
+    /// How long conntrack remembers flows.
+    pub conntrack: Timeouts,
     /// Whether rules that another proxy left are replaced.
     pub take_over: bool,
     /// Where the programs of the mode eBPF hang, and how large its maps are.
@@ -250,6 +253,7 @@ impl NodeOptions {
         let mode = flags.proxy_mode.or(file.mode).unwrap_or_default();
         let common = file.common(mode);
         let ipvs = ipvs::config(flags.ipvs, file.ipvs());
+        let conntrack = file.timeouts();
         let node =
             node_name(flags.hostname_override.or(file.hostname_override.filter(|name| !name.is_empty())).or(hostname))?;
         let ranges = flags.cluster_cidr.or(file.cluster_cidr).unwrap_or_default().0;
@@ -310,6 +314,7 @@ impl NodeOptions {
                 .filter(|period| !period.is_zero())
                 .unwrap_or(SYNC_PERIOD),
             ipvs,
+            conntrack,
             take_over: flags.take_over,
             ebpf,
             ignored,

@@ -192,6 +192,7 @@ async fn serve<D, S>(
     D::Program: Serialize + Send,
 {
     let Around { observed, mut addresses, reporter, announcer } = around;
+    options.conntrack.set();
     let (progress, metrics) = (Arc::new(Progress::new()), Arc::new(Metrics::new()));
     let (asking, questions) = mpsc::channel(8);
     let shared = Shared::new(mode, options.sync_period, progress.clone(), metrics.clone(), asking);

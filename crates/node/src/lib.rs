@@ -25,6 +25,7 @@ pub mod server;
 pub mod service_health;
 pub mod sync;
 mod sys;
+pub mod timeouts;
 
 pub use config::{ConfigError, Flags, NodeOptions};
 pub use daemon::{NodeError, cleanup, run};

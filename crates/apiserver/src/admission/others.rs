@@ -224,6 +224,10 @@ pub fn validate_update(kind: &str, old: &Value, value: &Value) -> Vec<Cause> {
             }
             vec![Cause::invalid("addressType", family(value), "field is immutable")]
         }
+        "ServiceCIDR" if !crate::service_cidrs::is_allowed(old, value) => {
+            let cidrs = object::at(value, &["spec", "cidrs"]).cloned().unwrap_or(Value::Null);
+            vec![Cause::invalid("spec.cidrs", cidrs, "field is immutable")]
+        }
         _ => Vec::new(),
     }
 }

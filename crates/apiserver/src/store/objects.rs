@@ -143,7 +143,7 @@ impl<'a> Transaction<'a> {
     /// # Errors
     /// As the allocator says.
     pub fn reserve_address(&mut self, network: usize, address: IpAddr) -> Result<(), AddressError> {
-        self.allocations.addresses[network].reserve(address)?;
+        self.allocations.reserve_address(network, address)?;
         self.taken.push(Holding::Address(address));
         Ok(())
     }
@@ -153,7 +153,7 @@ impl<'a> Transaction<'a> {
     /// # Errors
     /// None is left.
     pub fn allocate_address(&mut self, network: usize, random: u64) -> Result<IpAddr, AddressError> {
-        let address = self.allocations.addresses[network].allocate(random)?;
+        let address = self.allocations.allocate_address(network, random)?;
         self.taken.push(Holding::Address(address));
         Ok(address)
     }

@@ -6,6 +6,7 @@ mod hostile;
 mod kubectl_objects;
 mod kubectl_streams;
 mod kubectl_watching;
+mod service_kinds;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -204,7 +205,7 @@ async fn a_deleted_namespace_takes_its_content_along() {
 }
 
 /// Waits for a condition; asks again every few milliseconds.
-async fn until(condition: impl AsyncFn() -> bool) {
+pub async fn until(condition: impl AsyncFn() -> bool) {
     within(async {
         let mut pace = tokio::time::interval(Duration::from_millis(5));
         while !condition().await {

@@ -12,6 +12,7 @@ use signpost_core::object::Family;
 use signpost_core::slices::{Fate, MAX_ENDPOINTS, pack};
 
 use super::desired::{EndpointKey, PortKey, families, groups};
+use super::topology::{self, Shares};
 use crate::nodes::NodeFacts;
 use crate::selector::Labels;
 
@@ -45,10 +46,11 @@ pub fn is_managed(slice: &EndpointSlice) -> bool {
 /// What is to be written for one Service.
 ///
 /// `existing` are the slices of its name that this controller keeps; `trigger` is the time of the change that led here.
+/// `shares` are the zones', if the Service asks for topology-aware hints.
 pub fn plan(
     service: &Service,
     pods: &[Arc<Pod>],
-    node: &dyn Fn(&str) -> Option<NodeFacts>,
+    (node, shares): (&dyn Fn(&str) -> Option<NodeFacts>, Option<&Shares>),
     existing: &[Arc<EndpointSlice>],
     trigger: Option<Timestamp>,
 ) -> Actions {
@@ -64,7 +66,11 @@ pub fn plan(
     for family in families(service) {
         let slices = by_type.remove(address_type(family)).unwrap_or_default();
         let writer = Writer { service, family, labels: labels(service), trigger };
-        writer.plan(&slices, groups(service, family, pods, node), &mut actions);
+        let mut groups = groups(service, family, pods, node);
+        if let Some(shares) = shares {
+            topology::hint(&mut groups, shares);
+        }
+        writer.plan(&slices, groups, &mut actions);
     }
     actions.delete.extend(by_type.into_values().flatten().cloned());
     actions

@@ -54,7 +54,7 @@ fn node(name: &str) -> Option<NodeFacts> {
 
 fn planned(service: &Service, pods: &[Arc<Pod>], existing: &[EndpointSlice]) -> Actions {
     let existing: Vec<Arc<EndpointSlice>> = existing.iter().cloned().map(Arc::new).collect();
-    plan(service, pods, &node, &existing, None)
+    plan(service, pods, (&node, None), &existing, None)
 }
 
 /// What the API would hold after a plan.
@@ -339,7 +339,7 @@ fn the_trigger_time_is_the_earliest_change_since_the_last_look() {
     assert_eq!(triggers.trigger(&name, &web(), &[changed("a", 5), changed("b", 3)]), None);
     assert_eq!(triggers.trigger(&name, &web(), &[changed("a", 9), changed("b", 7)]), Some(at(7)));
 
-    let actions = plan(&web(), &[changed("a", 9)], &node, &[], Some(at(7)));
+    let actions = plan(&web(), &[changed("a", 9)], (&node, None), &[], Some(at(7)));
     let annotations = actions.create[0].metadata.annotations.clone().unwrap_or_default();
     assert_eq!(annotations.get(TRIGGER_TIME), Some(&"2026-01-01T00:00:07Z".to_owned()));
 }

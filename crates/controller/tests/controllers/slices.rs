@@ -120,3 +120,37 @@ async fn slices_follow_nodes_and_labels_and_come_back_when_deleted() {
     let released = lab.api::<Pod>().get(&pod.metadata.name.expect("a name")).await.expect("it stays");
     assert!(released.owner_references().is_empty());
 }
+
+#[tokio::test]
+async fn a_service_that_selects_nobody_has_empty_endpoints_which_go_with_it() {
+    let lab = Lab::start(&["n1"]).await;
+    lab.create::<Service>(service("web")).await;
+    lab.settle().await;
+    let endpoints = lab.api::<Endpoints>().get("web").await.expect("Endpoints of the Service's name");
+    assert!(endpoints.subsets.is_none());
+    let slices = lab.list::<EndpointSlice>().await;
+    let slice = slices.iter().find(|slice| slice.name_any().starts_with("web-")).expect("a slice of the Service");
+    assert_eq!(slice.owner_references()[0].name, "web");
+    assert!(slice.endpoints.as_ref().is_none_or(Vec::is_empty));
+    lab.api::<Service>().delete("web", &Default::default()).await.expect("it is there");
+    lab.settle().await;
+    assert!(lab.api::<Endpoints>().get_opt("web").await.expect("an answer").is_none());
+    assert!(lab.list::<EndpointSlice>().await.iter().all(|slice| !slice.name_any().starts_with("web-")));
+}
+
+#[tokio::test]
+async fn endpoints_made_by_hand_are_mirrored_until_they_are_gone() {
+    let lab = Lab::start(&["n1"]).await;
+    lab.create::<Service>(json!({"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}})).await;
+    let one = json!({"addresses": [{"ip": "10.1.2.3"}], "ports": [{"port": 8080}]});
+    lab.create::<Endpoints>(json!({"metadata": {"name": "web"}, "subsets": [one]})).await;
+    lab.settle().await;
+    assert_eq!(lab.ready("web").await, BTreeSet::from(["10.1.2.3".to_owned()]));
+    let other = json!({"addresses": [{"ip": "10.1.2.4"}], "ports": [{"port": 8080}]});
+    lab.merge::<Endpoints>("web", json!({"subsets": [other]})).await;
+    lab.settle().await;
+    assert_eq!(lab.ready("web").await, BTreeSet::from(["10.1.2.4".to_owned()]));
+    lab.api::<Endpoints>().delete("web", &Default::default()).await.expect("they are there");
+    lab.settle().await;
+    assert!(lab.ready("web").await.is_empty());
+}

@@ -18,7 +18,7 @@ use super::events::{Kind, tell};
 use super::logs::RunLog;
 use super::probes::{self, Target};
 use super::recipe::{Recipe, Unready};
-use super::status::{ContainerView, Ended, Phase, RestartPolicy};
+use super::status::{ContainerView, Ended, Phase, RestartPolicy, stays};
 use super::streams::start_problem;
 use super::threshold::{BackOff, Patience};
 use crate::images::unmapped;
@@ -30,6 +30,8 @@ pub struct Board {
     views: Mutex<(Vec<ContainerView>, Vec<ContainerView>)>,
     /// Told at each change.
     pub changed: Notify,
+    /// Told at each change as well, for those who wait for a container to start.
+    steps: watch::Sender<()>,
 }
 
 /// A place on the board.
@@ -45,7 +47,18 @@ impl Board {
     /// All are to be created.
     pub fn new(init: usize, main: usize) -> Board {
         let views = (vec![ContainerView::creating(); init], vec![ContainerView::creating(); main]);
-        Board { views: Mutex::new(views), changed: Notify::new() }
+        Board { views: Mutex::new(views), changed: Notify::new(), steps: watch::Sender::default() }
+    }
+
+    /// Waits until an init container has started.
+    pub async fn started(&self, index: usize) {
+        let mut steps = self.steps.subscribe();
+        let has_started = |board: &Board| board.lock().0.get(index).is_some_and(|view| view.started);
+        while !has_started(self) {
+            if steps.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Init containers, containers.
@@ -65,6 +78,7 @@ impl Board {
         }
         drop(views);
         self.changed.notify_one();
+        self.steps.send_replace(());
     }
 
     fn lock(&self) -> MutexGuard<'_, (Vec<ContainerView>, Vec<ContainerView>)> {
@@ -116,6 +130,13 @@ pub struct Runner {
     pub policy: RestartPolicy,
     /// The pod shall end: by then everything must be over.
     pub stop: watch::Receiver<Option<Instant>>,
+}
+
+impl Runner {
+    /// Whether it is an init container that stays beside the others.
+    pub fn stays(&self) -> bool {
+        matches!(self.slot, Slot::Init(index) if stays(&self.pod, index))
+    }
 }
 
 /// How long a pull that fails is seen as such.

@@ -16,7 +16,7 @@ use super::events::{Kind, tell};
 use super::pod::{Attachment, Worker};
 use super::probes::Target;
 use super::recipe::Recipe;
-use super::status::{ContainerView, Phase, RestartPolicy, restart_policy};
+use super::status::{ContainerView, Phase, RestartPolicy, restart_policy, stays};
 use super::threshold::Patience;
 use super::volumes::{self, VolumeError};
 use super::{Context, Handle, Inside, hosts};
@@ -172,7 +172,7 @@ async fn live(worker: &mut Worker, pod: &Arc<Pod>, attachment: &Attachment, sand
     let inside = Inside { sandbox: sandbox.clone(), containers: plan.handles, first };
     let _ = worker.entry.inside.set(inside); // the entry is new: nothing else has set it
     let mut running = JoinSet::new();
-    running.spawn(sequence(init, main));
+    running.spawn(sequence(init, main, board.clone()));
     loop {
         let told = worker.entry.told();
         let Some(pod) = worker.pod() else { return }; // forced away: what runs is killed with the sandbox
@@ -209,10 +209,19 @@ async fn live(worker: &mut Worker, pod: &Arc<Pod>, attachment: &Attachment, sand
     }
 }
 
-/// Init containers one after another, then all others at once; until the last has ended.
-async fn sequence(init: Vec<Runner>, main: Vec<Runner>) {
-    for runner in init {
-        if !runner.run().await {
+/// Init containers one after another, then all others at once; until the last of these has ended. An init container that
+/// stays is waited for until it has started; it ends with the pod.
+async fn sequence(init: Vec<Runner>, main: Vec<Runner>, board: Arc<Board>) {
+    let mut staying = JoinSet::new();
+    for (index, runner) in init.into_iter().enumerate() {
+        if runner.stays() {
+            staying.spawn(runner.run());
+            tokio::select! {
+                () = board.started(index) => {}
+                // Told to end before it had started.
+                Some(_) = staying.join_next() => return,
+            }
+        } else if !runner.run().await {
             return;
         }
     }
@@ -254,6 +263,7 @@ impl Plan<'_> {
         };
         self.handles.insert(container.name.clone(), handle);
         let policy = match (slot, restart_policy(self.pod)) {
+            (Slot::Init(index), _) if stays(self.pod, index) => RestartPolicy::Always,
             (Slot::Init(_), RestartPolicy::Always) => RestartPolicy::OnFailure,
             (_, policy) => policy,
         };

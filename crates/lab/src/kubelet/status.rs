@@ -147,11 +147,12 @@ pub fn pod_status(facts: &Facts<'_>) -> PodStatus {
 /// `Pending`, `Running`, `Succeeded` or `Failed`, by the kubelet's rules.
 fn phase(facts: &Facts<'_>) -> &'static str {
     let policy = restart_policy(facts.pod);
-    if let Some(failed) = facts.init.iter().find(|init| init.ended().is_some() && !init.succeeded()) {
+    let once = facts.init.iter().enumerate().filter(|(index, _)| !stays(facts.pod, *index)).map(|(_, init)| init);
+    if let Some(failed) = once.into_iter().find(|init| init.ended().is_some() && !init.succeeded()) {
         let over = policy == RestartPolicy::Never && matches!(failed.phase, Phase::Ended(_));
         return if over { "Failed" } else { "Pending" };
     }
-    if !facts.init.iter().all(ContainerView::succeeded) {
+    if !is_initialized(facts) {
         return "Pending";
     }
     let containers = facts.containers;
@@ -173,10 +174,12 @@ fn phase(facts: &Facts<'_>) -> &'static str {
 
 fn conditions(facts: &Facts<'_>, specs: &[Container], phase: &str) -> Vec<PodCondition> {
     let old = facts.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let initialized = facts.init.iter().all(ContainerView::succeeded);
-    let unready: Vec<&str> = specs
-        .iter()
-        .zip(facts.containers)
+    let initialized = is_initialized(facts);
+    let init_specs = facts.pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    let staying = init_specs.iter().zip(facts.init).enumerate().filter(|(index, _)| stays(facts.pod, *index));
+    let unready: Vec<&str> = staying
+        .map(|(_, both)| both)
+        .chain(specs.iter().zip(facts.containers))
         .filter(|(_, view)| !view.ready)
         .map(|(spec, _)| spec.name.as_str())
         .collect();
@@ -223,6 +226,17 @@ fn conditions(facts: &Facts<'_>, specs: &[Container], phase: &str) -> Vec<PodCon
         });
     }
     all
+}
+
+/// Whether an init container stays beside the others, once it has started (KEP-753).
+pub fn stays(pod: &Pod, index: usize) -> bool {
+    let specs = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    specs.get(index).is_some_and(|container| container.restart_policy.as_deref() == Some("Always"))
+}
+
+fn is_initialized(facts: &Facts<'_>) -> bool {
+    let mut all = facts.init.iter().enumerate();
+    all.all(|(index, init)| init.succeeded() || (stays(facts.pod, index) && init.started))
 }
 
 fn readiness_gates(pod: &Pod) -> impl Iterator<Item = &str> {

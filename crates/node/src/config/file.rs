@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::ipvs::{ExcludedRanges, SchedulerName};
 use super::values::{ApiVersion, BindAddress, FileKind, GoDuration, ModeName, NodePortRanges, PodCidrs};
+use crate::timeouts::Timeouts;
 
 /// The file. Absent and `null` are the same everywhere.
 #[derive(Debug, Default, Deserialize)]
@@ -119,13 +121,28 @@ impl KubeProxyConfiguration {
         self.ipvs.clone().unwrap_or_default()
     }
 
+    /// The `conntrack` timeouts: unset means kube-proxy's default, zero that the kernel's stays.
+    pub(super) fn timeouts(&self) -> Timeouts {
+        let default = Timeouts::default();
+        let Some(conntrack) = &self.conntrack else { return default };
+        let or = |given: Option<GoDuration>, default: Option<Duration>| {
+            given.map_or(default, |given| Some(given.0).filter(|given| !given.is_zero()))
+        };
+        Timeouts {
+            tcp_established: or(conntrack.tcp_established_timeout, default.tcp_established),
+            tcp_close_wait: or(conntrack.tcp_close_wait_timeout, default.tcp_close_wait),
+            udp: or(conntrack.udp_timeout, default.udp),
+            udp_stream: or(conntrack.udp_stream_timeout, default.udp_stream),
+        }
+    }
+
     /// The fields that are set to something and change nothing here.
     pub(super) fn ignored(&self) -> Vec<&'static str> {
         let conntrack = self.conntrack.as_ref().is_some_and(Conntrack::says_something);
         let modes = [&self.iptables, &self.ipvs, &self.nftables];
         let bit = modes.into_iter().flatten().any(|mode| mode.masquerade_bit.is_some_and(|bit| bit != 14));
         [
-            ("conntrack", conntrack),
+            ("conntrack.maxPerCore, min", conntrack),
             ("masqueradeBit", bit),
             ("featureGates", self.feature_gates.as_ref().is_some_and(|gates| !gates.is_empty())),
             ("portRange", self.port_range.as_ref().is_some_and(|range| !range.is_empty())),
@@ -140,11 +157,6 @@ impl KubeProxyConfiguration {
 
 impl Conntrack {
     fn says_something(&self) -> bool {
-        let set = |duration: Option<GoDuration>| duration.is_some_and(|duration| !duration.0.is_zero());
-        self.max_per_core.is_some_and(|value| value != 0)
-            || self.min.is_some_and(|value| value != 0)
-            || [self.tcp_established_timeout, self.tcp_close_wait_timeout, self.udp_timeout, self.udp_stream_timeout]
-                .into_iter()
-                .any(set)
+        self.max_per_core.is_some_and(|value| value != 0) || self.min.is_some_and(|value| value != 0)
     }
 }

@@ -170,7 +170,7 @@ fn what_is_not_built_is_refused_or_named() {
     assert!(error.contains("needs detectLocal.bridgeInterface (or --pod-bridge-interface)"), "{error}");
     assert!(error_of("detectLocalMode: ClusterCIDR").contains("needs clusterCIDR"));
     let options = options(Flags::default(), "conntrack: {min: 1}\nfeatureGates: {A: true}\nipvs: {scheduler: lc}\n");
-    assert_eq!(options.unwrap().ignored, ["conntrack", "featureGates"]);
+    assert_eq!(options.unwrap().ignored, ["conntrack.maxPerCore, min", "featureGates"]);
 }
 
 #[test]

@@ -66,6 +66,25 @@ fn init_containers_come_first() {
 }
 
 #[test]
+fn an_init_container_that_stays_counts_once_it_has_started_and_must_be_ready_as_well() {
+    let mut pod = pod("Always", 1);
+    let side = Container { name: "side".into(), restart_policy: Some("Always".into()), ..Container::default() };
+    pod.spec.as_mut().unwrap().init_containers = Some(vec![side]);
+    let main = [ContainerView::running(Timestamp::UNIX_EPOCH, true)];
+    let pending = status(&pod, &[ContainerView::creating()], &[ContainerView::creating()]);
+    assert_eq!(
+        (pending.phase.as_deref(), condition(&pending, "Initialized").status.as_str()),
+        (Some("Pending"), "False")
+    );
+    let unready = status(&pod, &[ContainerView::running(Timestamp::UNIX_EPOCH, false)], &main);
+    assert_eq!((unready.phase.as_deref(), condition(&unready, "Ready").status.as_str()), (Some("Running"), "False"));
+    let ready = status(&pod, &[ContainerView::running(Timestamp::UNIX_EPOCH, true)], &main);
+    assert_eq!(condition(&ready, "Ready").status, "True");
+    let crashed = status(&pod, &[view(Phase::Ended(ended(1)), None)], &main);
+    assert_eq!(crashed.phase.as_deref(), Some("Running"));
+}
+
+#[test]
 fn a_finished_init_container_is_ready_and_each_run_has_a_name_of_its_own() {
     let mut pod = pod("Always", 1);
     pod.spec.as_mut().unwrap().init_containers = Some(vec![Container { name: "i".into(), ..Container::default() }]);
