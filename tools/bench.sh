@@ -8,6 +8,8 @@ cargo run --quiet --locked --release -p signpost-core --example plan_speed
 cargo bench --quiet --locked -p signpost-datapath --bench modes | grep '^{'
 cargo run --quiet --locked --release -p signpost-lab --example lab_speed -- "$signpost"
 
+tools/bench_dns.sh
+
 started=$(date +%s%N)
 report=$("$signpost" lab test scenarios)
 ended=$(date +%s%N)

@@ -140,20 +140,15 @@ impl Engine {
         }
         if let Some(zone) = &block.zone {
             // No lock is held while something is waited for.
-            let answer = with_random(|random| {
-                let zone = zone.read();
-                let answer = zone.answer(name, kind, random, asker.request.most_records())?;
-                let soa = (answer.outcome != Outcome::Found).then(|| zone.soa(&answer.apex));
-                Some((answer, soa))
-            });
+            let answer = with_random(|random| zone.read().answer(name, kind, random, asker.request.most_records()));
             match answer {
-                Some((answer, _)) if answer.outcome == Outcome::NoName && block.falls_through(name) => {}
-                Some((answer, soa)) => {
+                Some(answer) if answer.outcome == Outcome::NoName && block.falls_through(name) => {}
+                Some(answer) => {
                     let mut response = Response {
                         authoritative: true,
                         answers: answer.answers,
                         additionals: answer.additionals,
-                        authorities: soa.into_iter().collect(),
+                        authorities: answer.authority.into_iter().collect(),
                         ..Response::code(match answer.outcome {
                             Outcome::Found | Outcome::NoData => ResponseCode::NoError,
                             Outcome::NoName => ResponseCode::NXDomain,

@@ -124,12 +124,12 @@ impl Request {
         if count(4) != 1 || count(6) != 0 || count(8) > 1 || count(10) > 2 {
             return Err(refuse(header, ResponseCode::FormErr));
         }
-        let Ok(message) = Message::from_vec(packet) else { return Err(refuse(header, ResponseCode::FormErr)) };
-        let Some(question) = message.queries.first() else { return Err(refuse(header, ResponseCode::FormErr)) };
+        let Ok(mut message) = Message::from_vec(packet) else { return Err(refuse(header, ResponseCode::FormErr)) };
+        let Some(question) = message.queries.pop() else { return Err(refuse(header, ResponseCode::FormErr)) };
         let edns = message.edns.as_ref();
         let request = Request {
             id: message.metadata.id,
-            name: question.name.clone(),
+            name: question.name,
             kind: question.query_type,
             transport,
             recursion: message.metadata.recursion_desired,

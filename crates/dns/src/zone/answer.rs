@@ -58,8 +58,8 @@ pub struct Answer {
     pub additionals: Vec<Record>,
     /// The answer is a CNAME to this name, which is to be looked up too.
     pub chase: Option<Name>,
-    /// The apex of the zone of authority, written as in the question.
-    pub apex: Name,
+    /// Where there are no records: the one that says how long that holds.
+    pub authority: Option<Record>,
 }
 
 /// A question about the zone. `most`: no more records of one type are of use to whoever asks.
@@ -110,7 +110,8 @@ impl Zone {
             None => Outcome::NoName,
         };
         let Found { answers, additionals, chase } = found.unwrap_or_default();
-        Some(Answer { outcome, answers, additionals, chase, apex: name.trim_to(apex.lower.count()) })
+        let authority = (outcome != Outcome::Found).then(|| self.soa(&name.trim_to(apex.lower.count())));
+        Some(Answer { outcome, answers, additionals, chase, authority })
     }
 
     /// Whether a name is in one of the zones.
@@ -120,7 +121,7 @@ impl Zone {
     }
 
     /// The record that says how long "no" holds, for the zone with this apex.
-    pub fn soa(&self, apex: &Name) -> Record {
+    fn soa(&self, apex: &Name) -> Record {
         let below = |labels: &[&str]| {
             let above = Name::from_labels(labels.iter().copied()).expect("the labels are short");
             // An apex so long that nothing fits below it has no names to answer for either.

@@ -183,7 +183,7 @@ proptest! {
         prop_assert!(answer.answers.iter().all(|record| record.name.eq_case(&asked)));
         let response = crate::message::Response {
             answers: answer.answers,
-            authorities: vec![zone.soa(&answer.apex)],
+            authorities: answer.authority.into_iter().collect(),
             ..crate::message::Response::code(hickory_proto::op::ResponseCode::NoError)
         };
         let mut message = hickory_proto::op::Message::query();
