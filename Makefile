@@ -26,6 +26,7 @@ unit: build
 
 scenarios: build
 	$(BIN) lab test --mode nftables,iptables scenarios
+	$(BIN) lab test --doctor --mode nftables --family ipv4 scenarios
 
 check:
 	cargo fmt --all --check

@@ -215,9 +215,19 @@ fn ask_tcp(stream: &mut TcpStream, shot: &Shot, deadline: Instant) -> Result<Ans
             return Ok(answer);
         }
         stream.set_read_timeout(Some(left(deadline)?))?;
-        match stream.read(&mut buffer)? {
+        match again(|| stream.read(&mut buffer))? {
             0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             count => received.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+/// A signal ends a call that waits with a limit, and the runner gets one for each program that ends: the call is made again.
+fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
         }
     }
 }
@@ -250,7 +260,7 @@ fn ask_udp(socket: &UdpSocket, shot: &Shot) -> Result<Answer, Errored> {
         _ => {}
     }
     let mut buffer = vec![0; 64 * 1024];
-    let count = socket.recv(&mut buffer).map_err(Errored::Connect)?;
+    let count = again(|| socket.recv(&mut buffer)).map_err(Errored::Connect)?;
     Ok(echo::datagram_answer(&buffer[..count], shot.size))
 }
 
@@ -264,7 +274,7 @@ fn ping(sockets: &Sockets, shot: &Shot) -> Result<Answer, Errored> {
     request.resize(8 + shot.size, 0);
     socket.send(&request).map_err(Errored::Connect)?;
     let mut buffer = vec![0; 8 + shot.size];
-    socket.recv(&mut buffer).map_err(Errored::Connect)?;
+    again(|| socket.recv(&mut buffer)).map_err(Errored::Connect)?;
     Ok(Answer::default())
 }
 
