@@ -278,7 +278,11 @@ impl NodeState {
 
     /// The mode of a daemon that is silent, by what it left in the kernel; `None`: nothing, or of several.
     pub fn silent_mode(&self) -> Option<&str> {
-        let modes: BTreeSet<&str> = self.proxies.iter().filter(|one| one.acts).map(|one| one.of.as_str()).collect();
+        let mut modes: BTreeSet<&str> = self.proxies.iter().filter(|one| one.acts).map(|one| one.of.as_str()).collect();
+        if modes.contains("ipvs") {
+            // It has a few rules of iptables around it.
+            modes.remove("iptables");
+        }
         let mut modes = modes.into_iter();
         modes.next().filter(|_| modes.next().is_none())
     }

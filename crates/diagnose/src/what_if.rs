@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use serde_json::{Value, json};
-use signpost_datapath::{iptables, nftables};
+use signpost_datapath::{iptables, ipvs, nftables};
 
 use crate::planned::plan_anew;
 use crate::program::Program;
@@ -133,6 +133,7 @@ fn follow(state: &mut NodeState) {
     state.kernel.values_mut().for_each(|kernel| kernel.differences.clear());
     let program = |plan| match mode {
         Some("nftables") => Some(Program::Nftables(nftables::Program::of(plan))),
+        Some("ipvs") => Some(Program::Ipvs(ipvs::Program::of(plan, ipvs::Scheduler::default()))),
         Some("iptables") => Some(Program::Iptables(iptables::Program::of(plan))),
         _ => None,
     };

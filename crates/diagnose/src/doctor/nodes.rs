@@ -230,7 +230,10 @@ fn list(frontend: Option<&&Frontend>) -> String {
 
 /// The modes whose rules may stand beneath another's.
 fn is_beneath(of: &str, mode: &str) -> bool {
-    of == mode || (of == "nftables" && mode == "ebpf") || (of == "iptables-legacy" && mode == "iptables")
+    of == mode
+        || (of == "nftables" && mode == "ebpf")
+        || (of == "iptables" && mode == "ipvs")
+        || (of == "iptables-legacy" && mode == "iptables")
 }
 
 fn leftovers(name: &str, state: &NodeState) -> Vec<Finding> {

@@ -249,7 +249,7 @@ impl Hops<'_> {
         let ip = if self.stage.family == Family::Ipv4 { "ip" } else { "ip6" };
         match self.stage.program(node).map(|program| program.mode()) {
             Some("nftables" | "ebpf") => vec![format!("{ip} kube-proxy masquerading")],
-            Some("iptables") => vec!["nat KUBE-POSTROUTING -> MASQUERADE".to_owned()],
+            Some("iptables" | "ipvs") => vec!["nat KUBE-POSTROUTING -> MASQUERADE".to_owned()],
             _ => Vec::new(),
         }
     }
