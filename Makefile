@@ -1,5 +1,6 @@
 # make demo   builds, and walks through a Service that exists on no interface (leaves a lab up)
 # make test   builds, and runs every test and every scenario; both install what is missing (as root)
+# make vm     the mode IPVS, on two other kernels in a virtual machine (part of make test)
 # make check  format, lints, docs: what CI runs besides the tests
 # make bench  timings as JSON (release build)
 
@@ -8,7 +9,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.tools:$(PATH)
 BIN := target/debug/signpost
 
-.PHONY: setup build demo test unit scenarios check deny bench clean
+.PHONY: setup build demo test unit scenarios vm check deny bench clean
 
 setup:
 	@tools/setup.sh
@@ -19,7 +20,7 @@ build: setup
 demo: build
 	@examples/demo.sh $(BIN)
 
-test: unit scenarios
+test: unit scenarios vm
 
 unit: build
 	cargo test --locked --workspace
@@ -27,6 +28,12 @@ unit: build
 scenarios: build
 	$(BIN) lab test --mode nftables,iptables scenarios
 	$(BIN) lab test --doctor --mode nftables --family ipv4 scenarios
+
+# This kernel may have no IPVS. Emulated where there is no KVM: slow, but right.
+vm: build
+	@tools/setup.sh vm
+	cargo test --locked -p signpost-datapath --test ipvs --no-run
+	@tools/vm.sh
 
 check:
 	cargo fmt --all --check

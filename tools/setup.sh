@@ -15,6 +15,7 @@ packages() {
 cc gcc
 nft nftables
 iptables iptables
+ipset ipset
 ip iproute2
 ping iputils-ping
 tcpdump tcpdump
@@ -26,6 +27,17 @@ arping iputils-arping
 clang clang
 make make
 pkg-config pkg-config
+LIST
+}
+
+# the same for `setup.sh vm`: what the virtual machines of tools/vmtest.sh need
+machine_packages() {
+    cat <<'LIST'
+qemu-system-x86_64 qemu-system-x86
+busybox busybox-static
+depmod kmod
+xz xz-utils
+ipvsadm ipvsadm
 LIST
 }
 
@@ -42,7 +54,7 @@ LIST
 missing=()
 while read -r program package; do
     command -v "$program" >/dev/null || missing+=("$package")
-done < <(packages)
+done < <(packages; [ "${1:-}" != vm ] || machine_packages)
 while read -r header package; do
     [ -e "$header" ] || missing+=("$package")
 done < <(headers)

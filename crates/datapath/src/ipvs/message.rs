@@ -50,9 +50,11 @@ pub struct ObservedServer {
 }
 
 impl ObservedServer {
-    /// Whether this program made it: by a number that means nothing to a server that is not persistent.
+    /// Whether this program made it: by its destinations, or by a number that means nothing to a server that is not
+    /// persistent.
     pub fn is_own(&self) -> bool {
-        self.flags & PERSISTENT == 0 && self.timeout_s == OWN_TIMEOUT_S
+        let is_marked = self.flags & PERSISTENT == 0 && self.timeout_s == OWN_TIMEOUT_S;
+        is_marked || self.destinations.values().any(|one| one.is_own)
     }
 }
 
@@ -63,7 +65,12 @@ pub struct ObservedDestination {
     pub weight: u32,
     /// Connections that it has, live and ending.
     pub connections: u32,
+    /// Whether this program made it, see [`OWN_MOST_CONNECTIONS`].
+    pub is_own: bool,
 }
+
+/// The bound on connections that destinations get: none in truth, and a number by which they are known again.
+pub const OWN_MOST_CONNECTIONS: u32 = 0x7f53_4947;
 
 /// One message of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -251,7 +258,7 @@ impl Writer {
             // 0: by translating addresses.
             out.put_u32(attribute::DEST_METHOD, 0);
             out.put_u32(attribute::DEST_WEIGHT, weight);
-            out.put_u32(attribute::DEST_MOST, 0);
+            out.put_u32(attribute::DEST_MOST, OWN_MOST_CONNECTIONS);
             out.put_u32(attribute::DEST_LEAST, 0);
         });
     }
@@ -366,7 +373,9 @@ fn item(kind: u16, body: &[u8], family: Family) -> Option<Answer> {
                 be16(parts.get(&attribute::DEST_PORT)?)?,
             );
             let connections = number(attribute::DEST_ACTIVE)?.saturating_add(number(attribute::DEST_INACTIVE)?);
-            Some(Answer::Destination(at, ObservedDestination { weight: number(attribute::DEST_WEIGHT)?, connections }))
+            let is_own = number(attribute::DEST_MOST)? == OWN_MOST_CONNECTIONS;
+            let weight = number(attribute::DEST_WEIGHT)?;
+            Some(Answer::Destination(at, ObservedDestination { weight, connections, is_own }))
         }
         _ => None,
     }

@@ -45,6 +45,10 @@ mod system;
 pub mod walk;
 
 #[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod tests;
 
 pub use apply::IpvsError;
@@ -179,10 +183,15 @@ impl Ipvs {
     /// The kernel or a tool refused.
     pub fn has_foreign(&mut self) -> Result<bool, IpvsError> {
         let addresses = self.kernel.addresses()?;
-        if addresses.is_none() {
+        if addresses.as_ref().is_none_or(BTreeSet::is_empty) {
             return Ok(false);
         }
-        let mut have = Observed { addresses, ..Observed::default() };
+        let servers = match self.kernel.servers() {
+            Ok(servers) => servers,
+            Err(IpvsError::NoIpvs) => BTreeMap::new(),
+            Err(error) => return Err(error),
+        };
+        let mut have = Observed { addresses, servers, ..Observed::default() };
         have.read_rules(Table::Filter, &self.kernel.save_rules(Table::Filter)?);
         Ok(have.is_foreign())
     }

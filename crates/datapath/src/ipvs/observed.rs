@@ -98,15 +98,15 @@ impl Observed {
         of_table.map(|(_, name)| name.as_str()).filter(|name| is_ours(name))
     }
 
-    /// Whether this program's rules are there, of this mode or of the mode iptables.
+    /// Whether this program's rules are there, of this mode or of the mode iptables, or servers of its own: those come first.
     pub fn is_own(&self) -> bool {
-        self.chain(Table::Filter, CLUSTER_IPS).is_some()
+        self.chain(Table::Filter, CLUSTER_IPS).is_some() || self.servers.values().any(ObservedServer::is_own)
     }
 
-    /// Whether a Service proxy that is not this program left something.
+    /// Whether a Service proxy that is not this program left something. The device alone says nothing: the families share it.
     pub fn is_foreign(&self) -> bool {
-        let something = self.addresses.is_some() || self.chain(Table::Nat, "KUBE-SERVICES").is_some();
-        something && !self.is_own()
+        let has_addresses = self.addresses.as_ref().is_some_and(|all| !all.is_empty());
+        (has_addresses || self.chain(Table::Nat, "KUBE-SERVICES").is_some()) && !self.is_own()
     }
 
     /// Whether a server that is not wanted is this program's to remove: it is at an address of the device, in one of the
