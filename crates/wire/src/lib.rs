@@ -9,6 +9,7 @@
 //! Decoding takes any bytes and never panics; encoding of what was decoded gives the same meaning.
 
 pub mod arp;
+pub mod bfd;
 pub mod bgp;
 pub mod mac;
 pub mod ndp;
