@@ -47,6 +47,11 @@ pub fn defaults(kind: &str, value: &mut Value) {
             }
         }
         "NetworkPolicy" => policy_defaults(value),
+        "IPAddressPool" => {
+            let spec = object::child(value, "spec");
+            set_default(spec, "autoAssign", true);
+            set_default(spec, "avoidBuggyIPs", false);
+        }
         _ => {}
     }
 }

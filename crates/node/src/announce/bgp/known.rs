@@ -16,7 +16,7 @@ use signpost_core::load_balancer::Pool;
 use signpost_metallb::convert::{Fault, Pools, labels, selectors};
 use signpost_metallb::{BGPAdvertisement, BGPPeer, Community, IPAddressPool, NAMESPACE};
 use signpost_wire::bgp::{Family, PeerAs, Route};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::super::known::{LoadBalancer, Table, announcer, load_balancer};
 use super::peer::PeerOptions;
@@ -216,11 +216,16 @@ fn peer(object: &BGPPeer, own: &Announcer, node: &Arc<str>, password: Option<Str
         ("interface", spec.interface.is_some()),
         ("vrf", spec.vrf.as_deref().is_some_and(|vrf| !vrf.is_empty())),
         ("localASN", spec.local_asn.is_some()),
-        ("bfdProfile", spec.bfd_profile.as_deref().is_some_and(|profile| !profile.is_empty())),
     ] {
         if set {
             return Err(format!("spec.{field}: this version does not do that"));
         }
+    }
+    if spec.bfd_profile.as_deref().is_some_and(|profile| !profile.is_empty()) {
+        debug!(
+            peer = object.name(),
+            "bfdProfile is not heeded by this version: a silent peer is found by the hold time alone"
+        );
     }
     let number = |field: &str, asn: i64| {
         let asn = u32::try_from(asn).ok().filter(|asn| *asn != 0);
