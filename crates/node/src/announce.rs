@@ -238,6 +238,7 @@ struct Speaker {
 }
 
 /// What came of something that took time.
+#[allow(clippy::large_enum_variant)] // a few are under way at a time
 enum Done {
     Step(IpAddr, kube::Result<Written>),
     Probe(bool),

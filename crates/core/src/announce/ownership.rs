@@ -71,7 +71,7 @@ pub fn steps(situation: &Situation<'_>) -> Vec<Step> {
         let holder = situation.holders.get(address).filter(|holder| !holder.is_empty());
         let is_mine = holder == Some(situation.me);
         let stays = holder.is_some_and(|holder| situation.holds(holder, candidates));
-        if stays && !(is_mine && !situation.able.contains(address)) {
+        if stays && (!is_mine || situation.able.contains(address)) {
             continue;
         }
         let mut living: Vec<&Arc<str>> = candidates.iter().filter(|node| situation.is_up(node)).collect();

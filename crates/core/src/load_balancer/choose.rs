@@ -157,8 +157,8 @@ pub fn choose(pools: &[Pool], request: &Request, others: &impl Others) -> Result
     };
     let chosen = match &request.wish {
         Wish::Addresses(addresses) => choice.exactly(addresses),
-        Wish::Pool(name) => choice.from_pool(name),
-        Wish::Any => choice.from_any(),
+        Wish::Pool(name) => choice.of_pool(name),
+        Wish::Any => choice.of_any(),
     }?;
     Ok(Chosen { lost, ..chosen })
 }
@@ -233,7 +233,7 @@ impl<O: Others> Choice<'_, O> {
         Ok(Chosen { pool: pool.name.clone(), addresses, lost: None })
     }
 
-    fn from_pool(&self, name: &Arc<str>) -> Result<Chosen, Refusal> {
+    fn of_pool(&self, name: &Arc<str>) -> Result<Chosen, Refusal> {
         let pool = self.pools.iter().find(|pool| pool.name == *name);
         let pool = pool.ok_or_else(|| Refusal::UnknownPool(name.clone()))?;
         self.check_admitted(pool)?;
@@ -242,7 +242,7 @@ impl<O: Others> Choice<'_, O> {
         taken.map_err(|lacks| Refusal::Nothing(vec![(name.clone(), lacks)]))
     }
 
-    fn from_any(&self) -> Result<Chosen, Refusal> {
+    fn of_any(&self) -> Result<Chosen, Refusal> {
         if self.pools.is_empty() {
             return Err(Refusal::NoPools);
         }

@@ -22,6 +22,7 @@ use super::records;
 
 /// One thing that the API said.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // each is moved once, from a queue into a table
 pub enum Word {
     /// Of a pool.
     Pool(Told<IPAddressPool>),
@@ -129,7 +130,7 @@ impl Known {
 
     /// Takes the API's answer to a write of ours as news.
     pub fn wrote(&mut self, lease: Lease) {
-        self.records.apply(lease, |lease| Some(lease));
+        self.records.apply(lease, Some);
     }
 
     /// The record is gone: we deleted it, or it was not found.

@@ -95,7 +95,7 @@ fn record(address: IpAddr, holder: &str, seen: Option<&Lease>) -> Lease {
         renew_time: Some(now),
         ..LeaseSpec::default()
     };
-    Lease { metadata, spec: Some(spec), ..Lease::default() }
+    Lease { metadata, spec: Some(spec) }
 }
 
 #[cfg(test)]

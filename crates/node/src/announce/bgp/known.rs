@@ -28,6 +28,7 @@ const HOLD_TIME: Duration = Duration::from_secs(90);
 
 /// One thing that the API said.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // each is moved once, from a queue into a table
 pub enum Word {
     /// Of a pool.
     Pool(Told<IPAddressPool>),
