@@ -6,14 +6,18 @@
 //!             ◀────────────── the socket ───────────
 //! ```
 
+use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{ExitCode, Stdio};
+use std::process::{self, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockProtocol, SockType, sendmsg, socket, socketpair,
 };
@@ -149,17 +153,48 @@ fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) ->
 /// The helper: answers on its standard input until the lab's process is gone.
 pub fn main() -> ExitCode {
     let stdin = io::stdin();
-    while let Ok(true) = answer(stdin.as_fd()) {}
+    let mut residents = Residents::default();
+    while let Ok(true) = answer(stdin.as_fd(), &mut residents) {}
     ExitCode::SUCCESS
 }
 
+/// A process in each of the last network namespaces, as every real pod has one: a node's daemon finds a namespace by the
+/// processes in it, and a light pod has none.
+#[derive(Default)]
+struct Residents(VecDeque<(u64, process::Child)>);
+
+/// So many namespaces have one; those of pods that are gone are among the oldest.
+const RESIDENTS: usize = 24;
+
+impl Residents {
+    /// In the namespace that this process is in.
+    fn settle(&mut self, netns: &OwnedFd) -> io::Result<()> {
+        let number = File::from(netns.try_clone()?).metadata()?.ino();
+        if self.0.iter().any(|(known, _)| *known == number) {
+            return Ok(());
+        }
+        let mut command = process::Command::new("sleep");
+        command.arg("infinity").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        sys::before_exec(&mut command, || Ok(set_pdeathsig(Signal::SIGKILL)?));
+        self.0.push_back((number, command.spawn()?));
+        if self.0.len() > RESIDENTS
+            && let Some((_, mut oldest)) = self.0.pop_front()
+        {
+            oldest.kill()?;
+            oldest.wait()?;
+        }
+        Ok(())
+    }
+}
+
 /// Whether there was something to answer.
-fn answer(socket: BorrowedFd<'_>) -> io::Result<bool> {
+fn answer(socket: BorrowedFd<'_>, residents: &mut Residents) -> io::Result<bool> {
     let mut kind = [0; 4];
     let (count, netns) = sys::receive(socket, &mut kind, MsgFlags::empty())?;
     let Some(netns) = netns.into_iter().next().filter(|_| count == kind.len()) else { return Ok(false) };
-    let made = setns(&netns, CloneFlags::CLONE_NEWNET).and_then(|()| Kind::read(kind).make());
-    let errno = made.as_ref().err().copied().unwrap_or(Errno::UnknownErrno) as i32;
+    let made = setns(&netns, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+    let made = made.and_then(|()| residents.settle(&netns)).and_then(|()| Ok(Kind::read(kind).make()?));
+    let errno = made.as_ref().err().and_then(io::Error::raw_os_error).unwrap_or(nix::libc::EIO);
     send(socket, &errno.to_ne_bytes(), made.as_ref().ok().map(AsFd::as_fd))?;
     Ok(true)
 }
@@ -184,7 +219,7 @@ mod tests {
     fn a_socket_is_made_in_the_namespace_that_was_named() {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
-        let helper = std::thread::spawn(move || answer(theirs.as_fd()).unwrap());
+        let helper = std::thread::spawn(move || answer(theirs.as_fd(), &mut Residents::default()).unwrap());
         let netns = Netns::new(false).unwrap();
         let kind = Kind { family: AddressFamily::Inet, sort: SockType::Stream, protocol: None, nonblocking: false };
         let listener = netns.run(|| std::net::TcpListener::bind("127.0.0.1:0")).unwrap();

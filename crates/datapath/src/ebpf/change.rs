@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use signpost_core::object::Family;
+use signpost_core::object::{Family, Protocol};
 use signpost_core::plan::{FrontendKey, PlanChange};
 
 use super::layout::{Key, SetId, Table, Value};
@@ -68,6 +68,20 @@ impl Change {
     /// Whether the kernel has nothing to do.
     pub fn is_empty(&self) -> bool {
         self.set.is_empty() && self.removed.is_empty() && self.foreign.is_empty() && !self.attach
+    }
+
+    /// Whether sockets may be left without their backend: something about frontends of UDP differs.
+    pub fn touches_udp(&self) -> bool {
+        let is_udp = |key: &Key| match key {
+            Key::Frontend(
+                _,
+                FrontendKey::Address { protocol: Protocol::Udp, .. }
+                | FrontendKey::NodePort { protocol: Protocol::Udp, .. },
+            ) => true,
+            Key::Frontend(..) | Key::Slot(..) | Key::Node(_) => false,
+            Key::NodePortIp(_) => true,
+        };
+        self.set.keys().chain(&self.removed).any(is_udp)
     }
 
     /// The writes, in their order; each may be carried out twice.

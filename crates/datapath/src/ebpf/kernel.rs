@@ -27,7 +27,7 @@ use tracing::{debug, info, warn};
 use super::change::{Change, Write};
 use super::layout::{LAYOUT, Table};
 use super::repair::Observed;
-use super::sys;
+use super::{stale, sys};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sockets.bpf.o"));
 /// So many entries go into one call.
@@ -142,13 +142,14 @@ pub enum KernelError {
 pub struct Kernel {
     config: KernelConfig,
     loaded: Option<Object>,
+    stale: Option<stale::Worker>,
     reads_only: bool,
 }
 
 impl Kernel {
     /// Nothing is done before the first look.
     pub fn new(config: KernelConfig) -> Kernel {
-        Kernel { config, loaded: None, reads_only: false }
+        Kernel { config, loaded: None, stale: None, reads_only: false }
     }
 
     /// One that loads nothing and changes nothing: it looks at what is pinned.
@@ -215,7 +216,15 @@ impl Kernel {
         if change.attach {
             self.attach()?;
         }
+        if let Some(stale) = self.stale.as_ref().filter(|_| change.touches_udp() || change.attach) {
+            stale.look();
+        }
         Ok(())
+    }
+
+    /// How many sockets were ended because their backend went away.
+    pub fn ended_sockets(&self) -> u64 {
+        self.stale.as_ref().map_or(0, stale::Worker::ended)
     }
 
     /// Takes the programs away from the control group and removes the maps; tells whether there was anything.
@@ -224,6 +233,7 @@ impl Kernel {
     /// Something cannot be removed.
     pub fn remove(&mut self) -> Result<bool, KernelError> {
         self.loaded = None;
+        self.stale = None;
         let pins = &self.config.pins;
         for path in fs::read_dir(pins.join(LINKS)).into_iter().flatten().flatten().map(|entry| entry.path()) {
             // Without its file a link goes too, but at a time of the kernel's choice.
@@ -244,9 +254,26 @@ impl Kernel {
             have_directory(&self.config.pins)?;
             let maps = self.maps();
             have_directory(&maps)?;
-            self.loaded = Some(load(&self.config, Some(&maps))?);
+            let object = load(&self.config, Some(&maps))?;
+            self.stale = self.watch_stale(&object);
+            self.loaded = Some(object);
         }
         Ok(self.loaded.as_ref().expect("it was loaded just now"))
+    }
+
+    /// Without it, Services work; only connected UDP sockets may go on talking to nobody.
+    fn watch_stale(&self, object: &Object) -> Option<stale::Worker> {
+        let started = || {
+            let handle = |name: &str| {
+                let map = object.maps().find(|map| map.name() == name);
+                MapHandle::try_from(&map.expect("the object was compiled with it")).map_err(io::Error::other)
+            };
+            let tables = Table::ALL.iter().map(|table| handle(table.name())).collect::<Result<_, _>>()?;
+            let maps = stale::LiveMaps { tables, peers: handle("peers")? };
+            let cgroup = self.cgroup().map_err(io::Error::other)?.path;
+            stale::Worker::start(maps, cgroup)
+        };
+        started().map_err(|error| warn!(%error, "sockets whose backend is gone are not ended")).ok()
     }
 
     fn maps(&self) -> PathBuf {

@@ -191,10 +191,7 @@ impl Value {
                 affinity_s: u32::from_ne_bytes(fields.take()?),
                 guarded: u32::from_ne_bytes(fields.take()?) == GUARDED,
             }),
-            Table::Slots => {
-                let address = unmapped(fields.take()?);
-                Value::Backend(SocketAddr::new(address, u16::from_be_bytes(fields.take()?)))
-            }
+            Table::Slots => Value::Backend(endpoint_of(bytes)?),
             Table::NodePortIps => Value::Member,
             Table::Nodes => Value::Node(NodeValue { pods_known: u32::from_ne_bytes(fields.take()?) != 0 }),
         };
@@ -247,6 +244,13 @@ fn frontend(address: [u8; 16], protocol: Protocol, port: NonZeroU16, place: u8) 
 /// An address and a port, as in `struct endpoint`.
 pub fn endpoint(address: SocketAddr) -> Vec<u8> {
     [&mapped(address.ip())[..], &address.port().to_be_bytes(), &[0, 0]].concat()
+}
+
+/// What a `struct endpoint` at the begin of some bytes says.
+pub fn endpoint_of(bytes: &[u8]) -> Option<SocketAddr> {
+    let mut fields = Fields(bytes);
+    let address = unmapped(fields.take()?);
+    Some(SocketAddr::new(address, u16::from_be_bytes(fields.take()?)))
 }
 
 /// The 16 bytes of an address.

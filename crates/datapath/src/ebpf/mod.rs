@@ -27,11 +27,13 @@ use crate::locate::{Found, Locate, Location};
 use crate::nftables::{self, Nftables, NftablesConfig, NftablesError};
 
 pub mod change;
+mod diag;
 pub mod kernel;
 pub mod layout;
 mod locate;
 pub mod program;
 pub mod repair;
+mod stale;
 mod sys;
 pub mod walk;
 

@@ -81,6 +81,23 @@ fn find_frontend(maps: &impl Maps, to: SocketAddr, protocol: Protocol) -> Option
     })
 }
 
+/// Whether some client of a frontend may be led to a backend. A set that goes away under the look lets it look again.
+pub fn leads_to(maps: &impl Maps, frontend: SocketAddr, protocol: Protocol, backend: SocketAddr) -> bool {
+    let mut value = find_frontend(maps, frontend, protocol);
+    loop {
+        let routes = value.iter().flat_map(FrontendValue::routes);
+        let is_led = routes.into_iter().any(|route| match route {
+            RouteValue::Backends { set, count, .. } => is_backend(maps, set, count, backend),
+            RouteValue::Reject | RouteValue::Drop => false,
+        });
+        let now = find_frontend(maps, frontend, protocol);
+        if is_led || now == value {
+            return is_led;
+        }
+        value = now;
+    }
+}
+
 /// By halving, as the slots of a set are sorted.
 fn is_backend(maps: &impl Maps, set: SetId, count: u32, backend: SocketAddr) -> bool {
     let (mut low, mut high) = (0, count);

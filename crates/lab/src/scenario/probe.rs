@@ -106,13 +106,26 @@ fn fire(sockets: &Sockets, shot: &Shot) -> (Outcome, Option<Kept>) {
 pub fn fire_again(kept: &mut Kept, shot: &Shot) -> Outcome {
     let answer = match kept {
         Kept::Tcp(stream) => ask_tcp(stream, shot, Instant::now() + shot.timeout),
-        Kept::Udp(socket) => ask_udp(socket, shot),
+        Kept::Udp(socket) => ask_udp(socket, shot).or_else(|error| match error {
+            // Its backend went away and the kernel ended the connection, not the socket: a client connects it again, as
+            // often as that is refused.
+            Errored::Connect(error) if is_ended(&error) => {
+                socket.connect(shot.destination).map_err(Errored::Connect)?;
+                ask_udp(socket, shot)
+            }
+            other => Err(other),
+        }),
     };
     match answer {
         Ok(answer) => Outcome::Answered(answer),
         Err(Errored::Connect(error)) => failure(&Errored::Later(error)),
         Err(error) => failure(&error),
     }
+}
+
+fn is_ended(error: &io::Error) -> bool {
+    let codes = [nix::libc::ECONNABORTED, nix::libc::EDESTADDRREQ];
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
 /// An error and when it came: a reset of the opening packet is a refusal, a later one is a reset. Before anything was
