@@ -17,6 +17,7 @@ use signpost_apiserver::ApiServer;
 use crate::{object, server, until, within};
 
 /// Creates two objects, which differ in their names, and does all to them that clients do.
+#[allow(clippy::unwrap_used, reason = "a part of tests that is no test function itself")]
 async fn every_operation<K>(api: Api<K>, [first, second]: [Value; 2])
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static,
@@ -103,6 +104,7 @@ async fn ip_addresses_take_every_operation() {
     every_operation(api, [named(address.clone(), "192.168.2.2"), named(address, "192.168.2.3")]).await;
 }
 
+#[allow(clippy::unwrap_used, reason = "a part of tests that is no test function itself")]
 async fn range(server: &Arc<ApiServer>) -> Api<ServiceCIDR> {
     let api: Api<ServiceCIDR> = Api::all(server.client());
     let more = object(named(json!({"spec": {"cidrs": ["10.196.196.0/24"]}}), "more"));

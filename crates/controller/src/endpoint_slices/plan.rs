@@ -43,6 +43,9 @@ pub fn is_managed(slice: &EndpointSlice) -> bool {
     slice.metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY)).is_some_and(|by| by == MANAGER)
 }
 
+/// What is known of a node, by its name.
+pub type NodeOf<'a> = dyn Fn(&str) -> Option<NodeFacts> + 'a;
+
 /// What is to be written for one Service.
 ///
 /// `existing` are the slices of its name that this controller keeps; `trigger` is the time of the change that led here.
@@ -50,7 +53,7 @@ pub fn is_managed(slice: &EndpointSlice) -> bool {
 pub fn plan(
     service: &Service,
     pods: &[Arc<Pod>],
-    (node, shares): (&dyn Fn(&str) -> Option<NodeFacts>, Option<&Shares>),
+    (node, shares): (&NodeOf<'_>, Option<&Shares>),
     existing: &[Arc<EndpointSlice>],
     trigger: Option<Timestamp>,
 ) -> Actions {
