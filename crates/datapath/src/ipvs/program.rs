@@ -48,6 +48,9 @@ impl From<Program> for Source {
     }
 }
 
+/// What one frontend brings in: elements with their marks, and servers.
+pub type Brought = (Vec<(Set, Element, u32)>, Vec<(ServerKey, Server)>);
+
 /// A part of a program, as one frontend or address brings it in.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
@@ -141,8 +144,8 @@ impl Program {
         )
     }
 
-    /// The elements, with their marks, and servers that a frontend brings in; `None`: there is no such frontend.
-    pub fn of_frontend(&self, key: &FrontendKey) -> Option<(Vec<(Set, Element, u32)>, Vec<(ServerKey, Server)>)> {
+    /// What a frontend brings in; `None`: there is no such frontend.
+    pub fn of_frontend(&self, key: &FrontendKey) -> Option<Brought> {
         self.plan.frontends.get(key)?;
         let (mut elements, mut servers) = (Vec::new(), Vec::new());
         for part in self.parts(key) {
