@@ -1,14 +1,18 @@
 //! What others may know of the loop: how far it is, and whether it is well.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use signpost_core::announce::served::AllServed;
+use signpost_core::object::ObjectName;
 use signpost_core::store::Kind;
 use tokio::sync::watch;
 
-use crate::sync::Checks;
+/// Ready endpoints on this node, by where it is asked (`healthCheckNodePort`) and for which Service.
+pub type Checks = BTreeMap<(SocketAddr, ObjectName), usize>;
 
 /// The highest resourceVersion of each kind, up to which everything is known. Zero: nothing yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -27,9 +27,9 @@ use tokio::task::{AbortHandle, JoinSet};
 use tracing::{info, warn};
 
 use crate::metrics::Metrics;
+use crate::progress::Checks;
 use crate::progress::Progress;
 use crate::server;
-use crate::sync::Checks;
 
 /// How long a port that is taken is left before the next try.
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);

@@ -35,7 +35,7 @@ use crate::metrics::Metrics;
 use crate::mode::Mode;
 use crate::progress::{Outcome, Progress, Revisions};
 use crate::rules::{FamilyListing, Listing, rows};
-pub use checks::{Checks, HealthChecks};
+pub use checks::HealthChecks;
 pub use family::FamilySync;
 use pace::{Pace, Retry};
 

@@ -270,8 +270,8 @@ fn with_selector(
             selector_text(&selector)
         ));
     }
-    let of_family = |pod: &&&PodObject<'_>| pod.ips().into_iter().any(|ip| Family::of(ip) == family);
-    if ready.iter().filter(of_family).next().is_none() {
+    let of_family = |pod: &&PodObject<'_>| pod.ips().into_iter().any(|ip| Family::of(ip) == family);
+    if !ready.iter().any(of_family) {
         let others: BTreeSet<String> =
             ready.iter().flat_map(|pod| pod.ips()).map(|ip| Family::of(ip).to_string()).collect();
         return lacks_family(name, family, &others.into_iter().collect::<Vec<_>>().join(", "));

@@ -50,10 +50,9 @@ fn excluded(ground: &Ground<'_>, service: ServiceObject<'_>, name: &ObjectName) 
         .filter(|endpoint| endpoint_ready(endpoint))
         .filter_map(|endpoint| text(endpoint, "/nodeName"))
         .collect();
-    let is_excluded = |node: &&str| {
-        ground.nodes.get(*node).and_then(|node| node.pointer("/metadata/labels")?.get(EXCLUDED)).is_some()
-    };
-    (!nodes.is_empty() && nodes.iter().all(|node| is_excluded(&node))).then(|| {
+    let is_excluded =
+        |node: &str| ground.nodes.get(node).and_then(|node| node.pointer("/metadata/labels")?.get(EXCLUDED)).is_some();
+    (!nodes.is_empty() && nodes.iter().all(|node| is_excluded(node))).then(|| {
         Finding::new(
             Code::ExcludedNode,
             Severity::Degraded,

@@ -9,8 +9,7 @@ use signpost_core::object::{Family, ObjectName, Service};
 use signpost_core::service_map::offers;
 use signpost_core::store::{Dirty, Store};
 
-/// Ready endpoints on this node, by where it is asked and for which Service.
-pub type Checks = BTreeMap<(SocketAddr, ObjectName), usize>;
+use crate::progress::Checks;
 
 /// Keeps them in step with the store, at a cost in proportion to what changed.
 #[derive(Debug, Default)]

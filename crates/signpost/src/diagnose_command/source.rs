@@ -77,8 +77,8 @@ impl SourceOptions {
             return Ok((inspection::of_record(&record), Some(record.kubeconfig)));
         }
         if let Some(kubeconfig) = &self.kubeconfig {
-            let labs = state::records().into_iter();
-            let of_lab = labs.filter(|record| record.kubeconfig == *kubeconfig && state::lives(&record.name)).next();
+            let mut labs = state::records().into_iter();
+            let of_lab = labs.find(|record| record.kubeconfig == *kubeconfig && state::lives(&record.name));
             return Ok(match of_lab {
                 Some(record) => (inspection::of_record(&record), Some(record.kubeconfig)),
                 None => (self.cluster(), Some(kubeconfig.clone())),
