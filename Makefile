@@ -26,7 +26,7 @@ unit: build
 	cargo test --locked --workspace
 
 scenarios: build
-	$(BIN) lab test --mode nftables,iptables scenarios
+	$(BIN) lab test --mode ebpf,nftables,iptables scenarios
 	$(BIN) lab test --doctor --mode nftables --family ipv4 scenarios
 
 # This kernel may have no IPVS. Emulated where there is no KVM: slow, but right.

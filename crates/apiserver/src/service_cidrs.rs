@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::clock;
 use crate::error::ApiError;
@@ -114,10 +114,4 @@ fn is_in_use(objects: &Objects, name: &str, of: &[IpNet]) -> bool {
         Holding::Address(address) => has(of, address) && !has(&others, address),
         Holding::Port(_) => false,
     })
-}
-
-/// What a ServiceCIDR may become: a second family may be added, nothing else may change.
-pub fn is_allowed(old: &Value, new: &Value) -> bool {
-    let (old, new) = (ranges(old), ranges(new));
-    new.starts_with(&old) && (new.len() == old.len() || old.len() == 1)
 }

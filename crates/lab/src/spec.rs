@@ -294,7 +294,7 @@ mod tests {
         }
         assert!(matches!(LabSpec::new("a", 0, PathBuf::new()).check(), Err(SpecError::NodeCount { .. })));
         let mut later = LabSpec::new("a", 1, PathBuf::new());
-        later.mode = "ebpf".into();
+        later.mode = "userspace".into();
         assert!(matches!(later.check(), Err(SpecError::Mode { .. })));
         let mut twice = LabSpec::new("a", 2, PathBuf::new());
         twice.nodes[1].name = "n1".into();

@@ -12,6 +12,7 @@ use super::service::special_problem;
 use crate::error::{Cause, Problem};
 use crate::names;
 use crate::object::{self, set_default};
+use crate::store::allocations::ranges;
 
 /// As the real server: a map or Secret holds at most so many bytes.
 const DATA_BYTES: usize = 1 << 20;
@@ -229,12 +230,18 @@ pub fn validate_update(kind: &str, old: &Value, value: &Value) -> Vec<Cause> {
             }
             vec![Cause::invalid("addressType", family(value), "field is immutable")]
         }
-        "ServiceCIDR" if !crate::service_cidrs::is_allowed(old, value) => {
+        "ServiceCIDR" if !ranges_may_become(old, value) => {
             let cidrs = object::at(value, &["spec", "cidrs"]).cloned().unwrap_or(Value::Null);
             vec![Cause::invalid("spec.cidrs", cidrs, "field is immutable")]
         }
         _ => Vec::new(),
     }
+}
+
+/// What a ServiceCIDR may become: a second family may be added, nothing else may change.
+fn ranges_may_become(old: &Value, new: &Value) -> bool {
+    let (old, new) = (ranges(old), ranges(new));
+    new.starts_with(&old) && (new.len() == old.len() || old.len() == 1)
 }
 
 fn immutable_data(kind: &str, old: &Value, value: &Value) -> Vec<Cause> {

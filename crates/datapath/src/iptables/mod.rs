@@ -116,7 +116,7 @@ impl Iptables {
                 tool.restore("remove the rules", &change)?;
                 removed = true;
             }
-            if with_foreign && tool.save("mangle")?.lines().any(|line| line.starts_with(CANARY)) {
+            if with_foreign && self.mangle(&tool)?.lines().any(|line| line.starts_with(CANARY)) {
                 tool.restore_text("remove the canary of kube-proxy", REMOVE_CANARY)?;
                 removed = true;
             }
@@ -172,11 +172,24 @@ impl Iptables {
 
     /// Whether the kernel's old tables are there: to list one that is not makes it.
     fn legacy_is_in_use(&self) -> bool {
+        !self.legacy_tables().trim().is_empty()
+    }
+
+    /// One name a line; none where the kernel has no old tables.
+    fn legacy_tables(&self) -> String {
         let names = match self.family {
             Family::Ipv4 => "/proc/thread-self/net/ip_tables_names",
             Family::Ipv6 => "/proc/thread-self/net/ip6_tables_names",
         };
-        std::fs::read_to_string(names).is_ok_and(|names| !names.trim().is_empty())
+        std::fs::read_to_string(names).unwrap_or_default()
+    }
+
+    /// The table mangle, in which this mode has nothing: it is not made by looking.
+    fn mangle(&self, tool: &Tool) -> Result<String, IptablesError> {
+        if tool.variant == Variant::Legacy && !self.legacy_tables().lines().any(|name| name == "mangle") {
+            return Ok(String::new());
+        }
+        tool.save("mangle")
     }
 
     /// The programs that are used, once that was looked at: another mode has rules of its own to write.
@@ -194,7 +207,7 @@ impl Iptables {
         }
         for tool in self.tools() {
             let in_use = tool.observe().and_then(|have| {
-                let mangle = tool.save("mangle")?;
+                let mangle = self.mangle(&tool)?;
                 Ok(!have.is_empty() || mangle.lines().any(|line| HINTS.iter().any(|hint| line.starts_with(hint))))
             });
             match in_use {

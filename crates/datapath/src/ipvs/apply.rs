@@ -111,6 +111,9 @@ fn overdue(observed: &Observed, draining: &mut Draining, limit: Duration) -> BTr
     late.map(|(one, _)| *one).collect()
 }
 
+/// Makes the chain by which [`Observed::is_own`] knows this program.
+const CLAIM: &str = "*filter\n:KUBE-CLUSTER-IPS - [0:0]\nCOMMIT\n";
+
 /// Carries a change out.
 pub(super) fn apply(kernel: &mut dyn Kernel, change: &Change, draining: &mut Draining) -> Result<(), IpvsError> {
     for (path, value) in &change.settings {
@@ -118,6 +121,9 @@ pub(super) fn apply(kernel: &mut dyn Kernel, change: &Change, draining: &mut Dra
     }
     if change.makes_device {
         kernel.make_device()?;
+    }
+    if change.claims {
+        kernel.restore_rules(CLAIM)?;
     }
     ask(kernel, &change.coming)?;
     bind(kernel, &change.bound, &[])?;

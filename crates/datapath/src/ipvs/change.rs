@@ -11,7 +11,7 @@ use signpost_core::plan::PlanChange;
 use super::message::{ObservedServer, Request};
 use super::observed::Observed;
 use super::program::Program;
-use super::rule::{CHAINS, Chain, Table, bases, is_of_this_mode, is_ours, rules, text};
+use super::rule::{CHAINS, CLUSTER_IPS, Chain, Table, bases, is_of_this_mode, is_ours, rules, text};
 use super::server::{Scheduler, Server, ServerKey};
 use super::set::{Element, Set};
 
@@ -24,6 +24,8 @@ pub struct Change {
     pub settings: Vec<(String, String)>,
     /// Whether the device is made.
     pub makes_device: bool,
+    /// Whether this program's own chain is made first, by which what follows is known as its own if it stops half way.
+    pub claims: bool,
     /// Servers and destinations that come.
     pub coming: Vec<Request>,
     /// Addresses that come.
@@ -240,6 +242,7 @@ pub fn repair(want: &Program, have: &Observed, is_excluded: impl Fn(IpAddr) -> b
     let mut change = Change {
         settings: have.settings.clone(),
         makes_device: have.addresses.is_none(),
+        claims: have.chain(Table::Filter, CLUSTER_IPS).is_none(),
         rules: repaired_rules(want, have),
         ..Change::default()
     };
