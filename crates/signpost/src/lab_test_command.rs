@@ -12,6 +12,7 @@ use signpost_lab::scenario::format::{FamilyRun, Mode, Scenario, parse};
 use signpost_lab::scenario::pool::{PoolOptions, run_all};
 use signpost_lab::scenario::report::{Failure, RunReport, junit, summary};
 use signpost_lab::scenario::stage::mode_problem;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Run scenarios: what the plan says, what the rules say and what the kernel does must agree with the file.
 #[derive(Debug, Args)]
@@ -67,9 +68,11 @@ impl LabTestCommand {
         let families: BTreeSet<FamilyRun> = scenarios.iter().flat_map(|s| s.families.iter().copied()).collect();
         let runtime = tokio::runtime::Runtime::new().context("cannot start")?;
         let run = runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
             tokio::select! {
                 run = run_all(scenarios, &options, |report| print(&report.lines())) => Ok(run),
                 _ = tokio::signal::ctrl_c() => bail!("interrupted; the labs are taken down"),
+                _ = terminate.recv() => bail!("terminated; the labs are taken down"),
             }
         })?;
         reports.extend(run);
