@@ -8,7 +8,7 @@
 //!
 //! A flow that a former mode rewrote needs the kernel's nat hooks and conntrack, nothing else: the first chain of type nat
 //! brings the hooks of all, and a rule that uses conntrack keeps it. Each mode here has both, so whatever the former one
-//! was, its rules can go as soon as those of this one are there. One that has not (see [`serves_with_netfilter`]) must
+//! was, its rules can go as soon as those of this one are there. One that has not (see `serves_with_netfilter`) must
 //! leave [`Nftables::keep_flows`] behind.
 
 use std::ffi::OsStr;
