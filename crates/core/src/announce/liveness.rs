@@ -14,7 +14,7 @@ use super::hash;
 /// How often a node says that it lives.
 pub const INTERVAL: Duration = Duration::from_millis(100);
 /// A node that was silent for so long is dead.
-pub const DEAD_AFTER: Duration = Duration::from_millis(500);
+pub const DEAD_AFTER: Duration = Duration::from_millis(800);
 
 /// What a node says.
 #[derive(Debug, Clone, PartialEq, Eq)]

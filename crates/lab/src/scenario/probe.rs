@@ -195,9 +195,13 @@ fn bound_tcp(sockets: &Sockets, destination: SocketAddr, port: u16) -> io::Resul
 }
 
 fn wait_connected(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + timeout;
     let mut wait = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
-    let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-    if poll(&mut wait, timeout)? == 0 {
+    let ready = again(|| {
+        let timeout = PollTimeout::try_from(left(deadline)?).unwrap_or(PollTimeout::MAX);
+        Ok(poll(&mut wait, timeout)?)
+    });
+    if ready? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
     match getsockopt(socket, sockopt::SocketError)? {
