@@ -338,9 +338,17 @@ fn outside(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>) -> Option<Fi
     let address = case.packet.destination.ip();
     let external = service.external_ips().contains(&address);
     (external || service.ingress().contains(&address)).then(|| {
-        let what = if external { "external address" } else { "load-balancer address" };
-        Finding::new(Code::ExternalIpUnrouted, Severity::Broken, format!("nothing leads to the {what} {address}"))
-            .computed("no node has it, and none is known to announce it")
+        // A load-balancer address may be announced by ARP, NDP or BGP, which no snapshot holds.
+        let (what, severity, known) = match external {
+            true => ("external address", Severity::Broken, "no node has it, and none is known to announce it"),
+            false => (
+                "load-balancer address",
+                Severity::Degraded,
+                "no route leads to it; whether a node announces it is not seen",
+            ),
+        };
+        Finding::new(Code::ExternalIpUnrouted, severity, format!("nothing leads to the {what} {address}"))
+            .computed(known)
     })
 }
 
