@@ -28,7 +28,7 @@ use crate::sys;
 /// Where all labs are.
 pub const LABS: &str = "/run/signpost/labs";
 /// What a lab puts into its directory; nothing else in it is ever touched.
-const OWN: [&str; 3] = ["lab.log", "nodes", "pods"];
+const OWN: [&str; 7] = ["lab.log", "nodes", "pods", "bird.conf", "bird.ctl", "bird.log", "bird.pid"];
 /// What it puts into its directory below [`LABS`] besides.
 const SECRET: [&str; 4] = ["kubeconfig", "node-kubeconfig", "lab.json", "control.sock"];
 /// How long a killed process may take to end.
