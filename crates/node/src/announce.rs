@@ -59,6 +59,8 @@ const LEAVE: Duration = Duration::from_millis(700);
 const BURST_MS: [u64; 6] = [30, 150, 500, 1_000, 2_000, 4_000];
 /// And how often later: tables of switches forget.
 const REMIND: Duration = Duration::from_secs(30);
+/// A round that takes longer is sleep: nobody was heard meanwhile.
+const SLEEP: Duration = INTERVAL.saturating_mul(3);
 /// How long the API may take to show that it is there.
 const PROBE: Duration = Duration::from_millis(400);
 
@@ -82,14 +84,40 @@ impl Announcer {
         let bgp = bgp::run(client.clone(), server.clone(), node.clone(), served.clone(), leave_bgp);
         let bgp = tokio::spawn(bgp);
         let (by_l2, leave) = mpsc::channel(1);
-        Announcing { leaving: [by_l2, by_bgp], tasks: [tokio::spawn(run(self, served, leave)), bgp] }
+        let (l2_lives, l2_ends) = oneshot::channel::<()>();
+        let l2 = async move {
+            tokio::select! {
+                () = run(self, served, leave) => {}
+                // Nothing is ever sent: the other end was dropped.
+                _ = l2_ends => {}
+            }
+        };
+        urgently(l2);
+        Announcing { leaving: [by_l2, by_bgp], bgp, _l2_lives: l2_lives }
+    }
+}
+
+/// Runs what must not wait for other work of a busy node: late heartbeats look like a death, late ARP answers like a broken way.
+fn urgently(work: impl Future<Output = ()> + Send + 'static) {
+    let thread = std::thread::Builder::new().name("announce".to_owned()).spawn(move || {
+        if let Err(error) = crate::sys::raise_priority() {
+            info!(%error, "heartbeats go without priority: a busy node may be taken for dead");
+        }
+        match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime.block_on(work),
+            Err(error) => warn!(%error, "load-balancer addresses cannot be announced"),
+        }
+    });
+    if let Err(error) = thread {
+        warn!(%error, "load-balancer addresses cannot be announced");
     }
 }
 
 /// A running announcer. Dropped: it ends at once, and the others take it for dead.
 pub struct Announcing {
     leaving: [mpsc::Sender<oneshot::Sender<()>>; 2],
-    tasks: [JoinHandle<()>; 2],
+    bgp: JoinHandle<()>,
+    _l2_lives: oneshot::Sender<()>,
 }
 
 impl Announcing {
@@ -107,7 +135,7 @@ impl Announcing {
 
 impl Drop for Announcing {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.bgp.abort();
     }
 }
 
@@ -287,9 +315,15 @@ impl Speaker {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut datagram = vec![0; 65_536];
+        let mut awake = Instant::now();
         let mut done: Option<oneshot::Sender<()>> = None;
         self.read_interfaces();
         loop {
+            let round = awake.elapsed();
+            awake += round;
+            if round > SLEEP {
+                self.liveness.slept(round);
+            }
             let burst = self.bursts.values().map(|(at, _)| *at).min();
             tokio::select! {
                 chunk = words.next() => match chunk {

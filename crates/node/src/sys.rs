@@ -1,4 +1,4 @@
-//! What no safe wrapper offers: how the C library's allocator keeps memory, waiting for a bare file descriptor, and packet
+//! What no safe wrapper offers: how the C library's allocator keeps memory, waiting for a bare file descriptor, the priority of a thread, and packet
 //! sockets with the addresses of their frames.
 #![allow(unsafe_code)] // mallopt, malloc_trim, AsyncFd::register and sockaddr_ll have no safe wrapper.
 
@@ -196,6 +196,19 @@ fn set_option<T>(socket: &impl AsRawFd, level: libc::c_int, option: libc::c_int,
     // SAFETY: the value is readable for its own length during the call; the kernel copies it.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const *value).cast(), length) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Lets the calling thread go before others when the machine is busy.
+///
+/// # Errors
+/// No CAP_SYS_NICE.
+pub(crate) fn raise_priority() -> io::Result<()> {
+    const URGENT: i32 = -19;
+    // SAFETY: setpriority takes three integers; 0 is the calling thread.
+    if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, URGENT) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// One heap for all threads. Threads of their own heaps keep what a big list once took.

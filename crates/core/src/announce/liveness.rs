@@ -53,6 +53,8 @@ pub fn digest<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> u64 {
 #[derive(Debug)]
 pub struct Liveness {
     me: u64,
+    /// From when on it has listened.
+    listens_from: Duration,
     peers: BTreeMap<Arc<str>, Peer>,
 }
 
@@ -65,7 +67,7 @@ struct Peer {
 impl Liveness {
     /// Nobody was heard yet.
     pub fn new(me: &str) -> Liveness {
-        Liveness { me: id(me), peers: BTreeMap::new() }
+        Liveness { me: id(me), listens_from: Duration::ZERO, peers: BTreeMap::new() }
     }
 
     /// Takes a heartbeat in. `false`: it is old, or said twice, and counts for nothing.
@@ -79,10 +81,16 @@ impl Liveness {
         true
     }
 
+    /// This node did nothing for a while, and so heard nobody: the others' silence in that time says nothing of them.
+    pub fn slept(&mut self, span: Duration) {
+        self.listens_from += span;
+        self.peers.values_mut().for_each(|peer| peer.heard_at += span);
+    }
+
     /// Whether a node counts as living.
     pub fn lives(&self, node: &str, now: Duration) -> bool {
         match self.peers.get(node) {
-            None => now < DEAD_AFTER || self.is_told_of(node, now),
+            None => now < self.listens_from + DEAD_AFTER || self.is_told_of(node, now),
             Some(peer) if peer.last.leaving => false,
             Some(peer) => peer.is_heard(now) || self.is_told_of(node, now),
         }
@@ -91,7 +99,8 @@ impl Liveness {
     /// When, without a word of anybody, the next node will count as dead; `None`: none will.
     pub fn next_death(&self, now: Duration) -> Option<Duration> {
         let ends = self.peers.values().map(|peer| peer.heard_at + DEAD_AFTER).filter(|end| *end > now);
-        ends.chain((now < DEAD_AFTER).then_some(DEAD_AFTER)).min()
+        let known = self.listens_from + DEAD_AFTER;
+        ends.chain((now < known).then_some(known)).min()
     }
 
     /// The nodes that are heard.
@@ -161,9 +170,20 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_slept_itself_takes_nobody_for_dead_by_that() {
+        let mut liveness = Liveness::new("n1");
+        liveness.heard(beat("n2", 1, &[]), LATER);
+        liveness.slept(DEAD_AFTER);
+        assert!(liveness.lives("n2", LATER + 2 * DEAD_AFTER - INTERVAL));
+        assert!(!liveness.lives("n2", LATER + 2 * DEAD_AFTER), "silent for long enough since it woke");
+    }
+
+    #[test]
     fn before_it_has_listened_long_enough_a_node_takes_nobody_for_dead() {
-        let liveness = Liveness::new("n1");
+        let mut liveness = Liveness::new("n1");
         assert!(liveness.lives("n2", DEAD_AFTER - INTERVAL) && !liveness.lives("n2", DEAD_AFTER));
+        liveness.slept(INTERVAL);
+        assert!(liveness.lives("n2", DEAD_AFTER) && !liveness.lives("n2", DEAD_AFTER + INTERVAL));
     }
 
     #[test]
