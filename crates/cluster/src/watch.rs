@@ -115,7 +115,7 @@ impl<O: Send + 'static> Watches<O> {
 
     /// Begins to watch a kind. `name`: as people write it. Must be called inside a tokio runtime.
     pub fn add<K: Listed>(&mut self, name: &'static str, translate: fn(Told<K>) -> Vec<O>) {
-        self.start(Subject { name, fields: None, optional: false }, translate);
+        self.start(Subject { name, fields: None, namespace: None, optional: false }, translate);
     }
 
     /// Begins to watch the objects of a kind that a field selector selects. An API without the kind, or that keeps it from us, has
@@ -126,7 +126,18 @@ impl<O: Send + 'static> Watches<O> {
         fields: Option<String>,
         translate: fn(Told<K>) -> Vec<O>,
     ) {
-        self.start(Subject { name, fields, optional: true }, translate);
+        self.start(Subject { name, fields, namespace: None, optional: true }, translate);
+    }
+
+    /// Begins to watch the objects of a kind in one namespace, optional as above. A right for that namespace is enough, and what
+    /// happens in others is not heard. Must be called inside a tokio runtime.
+    pub fn add_namespaced<K: Listed>(
+        &mut self,
+        name: &'static str,
+        namespace: &'static str,
+        translate: fn(Told<K>) -> Vec<O>,
+    ) {
+        self.start(Subject { name, fields: None, namespace: Some(namespace), optional: true }, translate);
     }
 
     /// What the API's answers say of the API itself.
@@ -157,7 +168,7 @@ impl<O: Send + 'static> Watches<O> {
 
 impl Watches<Observed> {
     fn add_watched<K: Watched>(&mut self, fields: Option<String>) {
-        self.start(Subject { name: K::NAME, fields, optional: K::OPTIONAL }, observed::<K>);
+        self.start(Subject { name: K::NAME, fields, namespace: None, optional: K::OPTIONAL }, observed::<K>);
     }
 }
 

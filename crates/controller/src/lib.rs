@@ -32,6 +32,7 @@ mod endpoints;
 mod events;
 mod feed;
 mod garbage;
+pub mod leader;
 mod load_balancers;
 mod lookup;
 mod mirroring;

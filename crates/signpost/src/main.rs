@@ -1,5 +1,6 @@
 //! The binary: the node daemon, the lab, and the programs that the lab runs in its pods.
 
+mod controller_command;
 mod diagnose_command;
 mod dns_command;
 mod kube_proxy_flags;
@@ -27,6 +28,7 @@ struct Cli {
 enum Command {
     /// Keeps this node's kernel equal to what the Services of the cluster ask for.
     Node(Box<node_command::NodeCommand>),
+    Controller(controller_command::ControllerCommand),
     Rules(rules_command::RulesCommand),
     Doctor(diagnose_command::DoctorCommand),
     Explain(diagnose_command::ExplainCommand),
@@ -49,6 +51,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Node(command) => command.run(),
+        Command::Controller(command) => command.run(),
         Command::Rules(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Explain(command) => command.run(),

@@ -141,6 +141,8 @@ pub(super) struct Subject {
     pub name: &'static str,
     /// A field selector.
     pub fields: Option<String>,
+    /// Only those of this namespace.
+    pub namespace: Option<&'static str>,
     /// An API without this kind, or that keeps it from us, is served all the same.
     pub optional: bool,
 }
@@ -244,7 +246,9 @@ impl<K: Kind, O: Send + 'static> Session<K, O> {
             field_selector: self.subject.fields.clone(),
             ..ListParams::default()
         };
-        let request = Request::new(K::url_path(&(), None)).list(&parameters).map_err(kube::Error::BuildRequest)?;
+        let request = Request::new(K::url_path(&(), self.subject.namespace))
+            .list(&parameters)
+            .map_err(kube::Error::BuildRequest)?;
         let text = self.client.request_text(request).await?;
         if let Ok(page) = serde_json::from_str::<TypedPage<K>>(&text) {
             return Ok((page.metadata, page.items.unwrap_or_default().into_iter().map(Read::Object).collect()));
@@ -262,10 +266,11 @@ impl<K: Kind, O: Send + 'static> Session<K, O> {
             bookmarks: true,
             ..WatchParams::default()
         };
-        let request = match Request::new(K::url_path(&(), None)).watch(&parameters, &revision.to_string()) {
-            Ok(request) => request,
-            Err(source) => return Ok(Ended::Badly(kube::Error::BuildRequest(source).into())),
-        };
+        let request =
+            match Request::new(K::url_path(&(), self.subject.namespace)).watch(&parameters, &revision.to_string()) {
+                Ok(request) => request,
+                Err(source) => return Ok(Ended::Badly(kube::Error::BuildRequest(source).into())),
+            };
         let opened = tokio::select! {
             opened = timeout(PAGE_TIMEOUT, self.client.request_stream(request)) => opened,
             () = self.sender.closed() => return Err(Gone),

@@ -50,7 +50,7 @@ pub fn watch_cluster(client: Client, server: &str) -> impl Stream<Item = Word> +
     let only = |field: &str| Some(field.to_owned());
     watches.add_optional("Service", only("spec.type=LoadBalancer"), |told| vec![Word::Service(told)]);
     watches.add_optional("Node", None, |told| vec![Word::Node(told)]);
-    watches.add_optional("Lease", Some(format!("metadata.namespace={NAMESPACE}")), |told| vec![Word::Record(told)]);
+    watches.add_namespaced("Lease", NAMESPACE, |told| vec![Word::Record(told)]);
     watches.into_stream()
 }
 
