@@ -26,6 +26,8 @@ use fields::Fields;
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Services and slices with this label, whatever its value, have no address to serve.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
+/// The annotation of a Service that names its scheduler in the mode IPVS.
+pub const IPVS_SCHEDULER: &str = "signpost.dev/ipvs-scheduler";
 /// The label that says which Service a slice belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 

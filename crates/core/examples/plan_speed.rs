@@ -121,6 +121,7 @@ fn service(number: u32) -> Service {
         internal_policy: TrafficPolicy::Cluster,
         affinity: None,
         health_check_node_port: None,
+        scheduler: None,
     }
 }
 

@@ -20,6 +20,7 @@ pub mod object;
 pub mod packet;
 pub mod plan;
 pub mod planner;
+pub mod scheduler;
 pub mod service_map;
 pub mod slices;
 pub mod store;

@@ -11,6 +11,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::scheduler::Scheduler;
+
 /// An IP family. A plan is made per family, and a dual-stack Service is two plans' business.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -154,6 +156,8 @@ pub struct Service {
     pub affinity: Option<Duration>,
     /// `spec.healthCheckNodePort`, when the policy and type give one.
     pub health_check_node_port: Option<NonZeroU16>,
+    /// The annotation `signpost.dev/ipvs-scheduler`. Of use in one mode only.
+    pub scheduler: Option<Scheduler>,
 }
 
 /// One endpoint of a slice: a pod, mostly.

@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::object::{Family, Protocol, ServicePortName};
+use crate::scheduler::Scheduler;
 
 pub mod backends;
 pub mod frontend;
@@ -107,6 +108,9 @@ pub struct Frontend {
     pub source_ranges: Arc<[IpNet]>,
     /// `sessionAffinity: ClientIP` with its timeout.
     pub affinity: Option<Duration>,
+    /// How the mode IPVS chooses, if the Service says. The others choose at random, and pass over it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<Scheduler>,
 }
 
 /// The whole of what one node does for one family.

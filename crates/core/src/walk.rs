@@ -80,6 +80,23 @@ pub fn walk_remembering(plan: &NodePlan, packet: &Packet, remembered: Option<Soc
     }
 }
 
+/// The same on a node that has the Services' addresses on a device of its own, as the mode IPVS: what is no port of a Service
+/// there is refused, were the address an external one. Else the node's own processes would answer.
+pub fn walk_with_addresses(plan: &NodePlan, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+    let to = packet.destination.ip();
+    let has = |key: &FrontendKey| matches!(key, FrontendKey::Address { address, .. } if *address == to);
+    let is_on_device =
+        || !plan.node_addresses.contains(&to) && (plan.cluster_ips.contains(&to) || plan.frontends.keys().any(has));
+    match walk_remembering(plan, packet, remembered) {
+        Verdict::NotOurs | Verdict::Drop
+            if Family::of(packet.source.ip()) == plan.family && frontend(plan, packet).is_none() && is_on_device() =>
+        {
+            Verdict::Reject
+        }
+        verdict => verdict,
+    }
+}
+
 /// What a mode that answers `connect()` itself does before there is a packet: to a process of this node, or of a pod on it
 /// (`entry` tells which; the source is not known yet). What it leaves alone ([`Verdict::NotOurs`]) meets [`walk`] as a packet.
 ///

@@ -16,12 +16,13 @@ use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::NodePlan;
 use signpost_core::planner::Planner;
 use signpost_core::store::{Dirty, Store};
-use signpost_core::walk::{frontend, walk_remembering, walk_socket};
+use signpost_core::walk::{frontend, walk_remembering, walk_socket, walk_with_addresses};
 
 use self::world::Dice;
 use crate::Datapath;
 use crate::ebpf::{self, Ebpf};
 use crate::iptables::Iptables;
+use crate::ipvs::Ipvs;
 use crate::nftables::Nftables;
 
 mod world;
@@ -122,4 +123,9 @@ fn in_ebpf_mode_every_state_holds() {
     let node = ebpf::Node::new(Default::default());
     let mode = |family| Ebpf::new(family, node.clone(), Default::default());
     every_state_holds(mode, &[(walk_remembering, Ebpf::walk), (walk_socket, Ebpf::walk_socket)]);
+}
+
+#[test]
+fn in_ipvs_mode_every_state_holds() {
+    every_state_holds(|family| Ipvs::new(family, Default::default()), &[(walk_with_addresses, Ipvs::walk)]);
 }

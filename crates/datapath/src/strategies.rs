@@ -17,6 +17,7 @@ use signpost_core::packet::{Entry, Packet};
 use signpost_core::plan::{
     Backend, Backends, Frontend, FrontendKey, FrontendKind, NodeFacts, NodePlan, PlanChange, Route, SetChange, Target,
 };
+use signpost_core::scheduler::Scheduler;
 
 /// Either family.
 pub fn family() -> impl Strategy<Value = Family> {
@@ -114,8 +115,9 @@ pub fn frontend(family: Family, key: FrontendKey) -> impl Strategy<Value = Front
     let route = (0..6usize, any::<bool>());
     let source_ranges = prop_oneof![3 => Just(Vec::new()), 1 => subsequence(ranges(family), 0..3)];
     let affinity = option::weighted(0.3, select(&[10, 10_800][..]).prop_map(Duration::from_secs));
-    (sets, vec(route, 3), source_ranges, "[a-z]{1,3}", affinity).prop_map(
-        move |(sets, routes, source_ranges, name, affinity)| {
+    let scheduler = option::weighted(0.2, select(&Scheduler::ALL[..]));
+    (sets, vec(route, 3), source_ranges, "[a-z]{1,3}", affinity, scheduler).prop_map(
+        move |(sets, routes, source_ranges, name, affinity, scheduler)| {
             let route = |(goal, masquerade): (usize, bool)| {
                 let target = match goal {
                     0 => Target::Reject,
@@ -135,6 +137,7 @@ pub fn frontend(family: Family, key: FrontendKey) -> impl Strategy<Value = Front
                 from_elsewhere: route(routes[2]),
                 source_ranges: if is_node_port { Arc::new([]) } else { source_ranges.into() },
                 affinity,
+                scheduler,
             }
         },
     )
@@ -285,6 +288,7 @@ pub fn service(family: Family, number: u32, endpoints: impl Iterator<Item = u32>
         from_elsewhere: route(true),
         source_ranges: Arc::new([]),
         affinity: None,
+        scheduler: None,
     };
     (key, frontend)
 }

@@ -6,10 +6,12 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use signpost_core::object::{Family, Ingress, ObjectName, Service, ServicePort, TrafficPolicy};
+use signpost_core::scheduler::Scheduler;
 
 use super::fields::Fields;
-use super::{Problem, Quoted, is_foreign};
+use super::{IPVS_SCHEDULER, Problem, Quoted, is_foreign};
 
 /// `sessionAffinityConfig.clientIP.timeoutSeconds`, if unset.
 const AFFINITY_TIMEOUT_S: u64 = 10_800;
@@ -59,7 +61,19 @@ pub(super) fn convert(fields: &mut Fields, service: &api::Service) -> Option<Ser
         internal_policy: fields.policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref()),
         affinity: affinity(fields, spec),
         health_check_node_port,
+        scheduler: scheduler(fields, &service.metadata),
     })
+}
+
+/// The kernel's scheduler that the Service asks for. One that is not known is told, and the node's own is taken.
+fn scheduler(fields: &mut Fields, metadata: &ObjectMeta) -> Option<Scheduler> {
+    let asked = metadata.annotations.as_ref()?.get(IPVS_SCHEDULER)?;
+    let scheduler = asked.parse().ok();
+    if scheduler.is_none() {
+        let (field, value) = (format!("metadata.annotations[{IPVS_SCHEDULER}]"), Quoted::new(asked));
+        fields.problem(field, Problem::UnknownWord { value, taken: "the node's own scheduler" });
+    }
+    scheduler
 }
 
 /// The cluster addresses, one of a family. `None`: headless, or none given out yet, or none usable.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use signpost_core::object::{Family, Protocol, TrafficPolicy};
+use signpost_core::scheduler::Scheduler;
 
 use super::*;
 
@@ -95,6 +96,26 @@ fn affinity_lasts_three_hours_unless_it_says_otherwise() {
     assert_eq!(
         problems(&converted),
         ["spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401 is not in 1-86400 seconds; 10800 is taken"]
+    );
+}
+
+#[test]
+fn a_scheduler_that_is_not_known_is_named_and_the_nodes_own_taken() {
+    let asking = |scheduler: &str| {
+        let spec = json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]});
+        let metadata = json!({"name": "web", "namespace": "default", "annotations": {IPVS_SCHEDULER: scheduler}});
+        service(&serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap())
+    };
+    let converted = asking("wlc");
+    assert_eq!(converted.object.as_ref().unwrap().scheduler, Some(Scheduler::Wlc));
+    assert_eq!(problems(&converted), Vec::<String>::new());
+    let converted = asking("fastest");
+    assert_eq!(converted.object.as_ref().unwrap().scheduler, None);
+    assert_eq!(
+        problems(&converted),
+        [
+            "metadata.annotations[signpost.dev/ipvs-scheduler]: \"fastest\" is not known here; the node's own scheduler is taken"
+        ]
     );
 }
 

@@ -79,6 +79,7 @@ fn frontend(
         from_elsewhere,
         source_ranges,
         affinity: service.affinity,
+        scheduler: service.scheduler,
     }
 }
 

@@ -302,6 +302,7 @@ fn frontend(service: &str, kind: FrontendKind, [from_pod, from_node, from_elsewh
         from_elsewhere,
         source_ranges: Arc::new([]),
         affinity: None,
+        scheduler: None,
     }
 }
 

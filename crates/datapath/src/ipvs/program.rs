@@ -379,7 +379,7 @@ impl Program {
 
     fn server_parts(&self, key: &FrontendKey, frontend: &Frontend, layout: &Layout, places: &[Place]) -> Vec<Part> {
         let server = |backends: &[signpost_core::plan::Backend], stickiness| Server {
-            settings: Settings { scheduler: self.scheduler, stickiness },
+            settings: Settings { scheduler: frontend.scheduler.unwrap_or(self.scheduler), stickiness },
             protocol: protocol(key),
             destinations: backends.iter().map(|backend| backend.address).collect(),
         };
@@ -522,7 +522,12 @@ impl Program {
 /// Elements by which the kind of a frontend is known, and by which it is masqueraded, walled and refused.
 fn kind_parts(key: &FrontendKey, frontend: &Frontend, layout: &Layout, places: &[Place]) -> Vec<Part> {
     let protocol = protocol(key);
-    let mut sets = match frontend.kind {
+    // A node port at one address alone is none of the numbers that hold for all of them.
+    let kind = match (frontend.kind, key) {
+        (FrontendKind::NodePort, FrontendKey::Address { .. }) => FrontendKind::ExternalIp,
+        (kind, _) => kind,
+    };
+    let mut sets = match kind {
         FrontendKind::ClusterIp => vec![Set::ClusterIp],
         FrontendKind::ExternalIp if layout.second_way => vec![Set::ExternalIpLocal],
         FrontendKind::ExternalIp => vec![Set::ExternalIp],
@@ -530,7 +535,7 @@ fn kind_parts(key: &FrontendKey, frontend: &Frontend, layout: &Layout, places: &
         FrontendKind::NodePort => vec![Set::NodePort(protocol)],
     };
     if layout.second_way {
-        sets.extend(match frontend.kind {
+        sets.extend(match kind {
             FrontendKind::ClusterIp => Some(Set::ClusterIpMasquerade),
             FrontendKind::ExternalIp => None,
             FrontendKind::LoadBalancer => Some(Set::LoadBalancerLocal),

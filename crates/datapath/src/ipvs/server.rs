@@ -4,94 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use signpost_core::object::Protocol;
-
-/// How a destination is chosen for a new connection.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scheduler {
-    /// One after the other.
-    #[default]
-    Rr,
-    /// The same by weights.
-    Wrr,
-    /// Who has the fewest connections.
-    Lc,
-    /// The same by weights.
-    Wlc,
-    /// By the address that is sent to, among those with few connections.
-    Lblc,
-    /// The same with a set of destinations for each address.
-    Lblcr,
-    /// By the client's address.
-    Sh,
-    /// By the address that is sent to.
-    Dh,
-    /// By a Maglev table: few clients move when a destination comes or goes.
-    Mh,
-    /// Who is expected to answer first.
-    Sed,
-    /// One that is idle, else as `sed`.
-    Nq,
-}
-
-impl Scheduler {
-    /// All of them.
-    pub const ALL: [Scheduler; 11] = [
-        Scheduler::Rr,
-        Scheduler::Wrr,
-        Scheduler::Lc,
-        Scheduler::Wlc,
-        Scheduler::Lblc,
-        Scheduler::Lblcr,
-        Scheduler::Sh,
-        Scheduler::Dh,
-        Scheduler::Mh,
-        Scheduler::Sed,
-        Scheduler::Nq,
-    ];
-
-    /// The kernel's name for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Scheduler::Rr => "rr",
-            Scheduler::Wrr => "wrr",
-            Scheduler::Lc => "lc",
-            Scheduler::Wlc => "wlc",
-            Scheduler::Lblc => "lblc",
-            Scheduler::Lblcr => "lblcr",
-            Scheduler::Sh => "sh",
-            Scheduler::Dh => "dh",
-            Scheduler::Mh => "mh",
-            Scheduler::Sed => "sed",
-            Scheduler::Nq => "nq",
-        }
-    }
-}
-
-impl fmt::Display for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Not a scheduler.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no IPVS scheduler: there are rr, wrr, lc, wlc, lblc, lblcr, sh, dh, mh, sed and nq")]
-pub struct UnknownScheduler(pub String);
-
-impl FromStr for Scheduler {
-    type Err = UnknownScheduler;
-
-    fn from_str(text: &str) -> Result<Scheduler, UnknownScheduler> {
-        let known = Scheduler::ALL.into_iter().find(|scheduler| scheduler.name() == text);
-        known.ok_or_else(|| UnknownScheduler(text.to_owned()))
-    }
-}
+pub use signpost_core::scheduler::{Scheduler, UnknownScheduler};
 
 /// An address, protocol and port at which packets arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

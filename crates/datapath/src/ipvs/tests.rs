@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{Frontend, FrontendKey, FrontendKind, NodePlan, PlanChange};
-use signpost_core::walk::walk_remembering;
+use signpost_core::walk::walk_with_addresses;
 
 use super::program::Program;
 use super::server::Scheduler;
@@ -38,22 +38,10 @@ fn shape(key: &FrontendKey, frontend: &mut Frontend) {
     }
 }
 
-/// What this mode does otherwise, and on purpose. What is no port of a Service at a Service's address is refused, were it
-/// an external one: the address is on the node, whose own processes would answer. And nothing comes from such an address.
+/// What the plan says; nothing comes from an address that is on the device.
 fn expected(plan: &NodePlan, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Option<Verdict> {
-    let addresses = program.addresses();
-    if addresses.contains(&packet.source.ip()) {
-        return None;
-    }
-    match walk_remembering(plan, packet, remembered) {
-        Verdict::NotOurs | Verdict::Drop
-            if signpost_core::walk::frontend(plan, packet).is_none()
-                && addresses.contains(&packet.destination.ip()) =>
-        {
-            Some(Verdict::Reject)
-        }
-        verdict => Some(verdict),
-    }
+    let is_possible = !program.addresses().contains(&packet.source.ip());
+    is_possible.then(|| walk_with_addresses(plan, packet, remembered))
 }
 
 fn plan_and_packets() -> impl Strategy<Value = (NodePlan, Vec<Packet>)> {

@@ -16,6 +16,7 @@ use signpost_core::object::{
 use signpost_core::packet::{Entry, Packet};
 use signpost_core::plan::{Frontend, FrontendKey, NodePlan, Target};
 use signpost_core::planner::{NodeConfig, NodePortAddresses};
+use signpost_core::scheduler::Scheduler;
 use signpost_core::store::Event;
 
 /// Numbers at random (splitmix64).
@@ -201,6 +202,7 @@ fn service(dice: &mut Dice) -> Service {
         internal_policy: policy(dice),
         affinity: dice.percent(30).then(|| Duration::from_secs(10 + dice.below(2) as u64)),
         health_check_node_port: dice.percent(10).then(|| number(32_000)),
+        scheduler: dice.percent(20).then(|| dice.pick(&Scheduler::ALL)),
     }
 }
 

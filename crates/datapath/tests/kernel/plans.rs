@@ -57,6 +57,7 @@ fn frontend(name: &str, kind: FrontendKind, routes: [Route; 3]) -> Frontend {
         from_elsewhere,
         source_ranges: Arc::new([]),
         affinity: None,
+        scheduler: None,
     }
 }
 

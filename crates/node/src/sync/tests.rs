@@ -244,6 +244,7 @@ fn service(name: &str, number: u8) -> Service {
         internal_policy: TrafficPolicy::Cluster,
         affinity: None,
         health_check_node_port: None,
+        scheduler: None,
     }
 }
 

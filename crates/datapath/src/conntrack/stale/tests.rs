@@ -62,6 +62,7 @@ fn frontend(kind: FrontendKind, backends: &[&str]) -> Frontend {
         from_elsewhere: route,
         source_ranges: Arc::new([]),
         affinity: None,
+        scheduler: None,
     }
 }
 
