@@ -10,16 +10,19 @@
 //! brings the hooks of all, and a rule that uses conntrack keeps it. Each mode here has both, so whatever the former one
 //! was, its rules can go as soon as those of this one are there. One that has not (see `serves_with_netfilter`) must
 //! leave [`Nftables::keep_flows`] behind.
+//!
+//! Flows of the mode IPVS need their virtual server, too, and the address that they go to: both stay, for them alone, until
+//! they have ended.
 
 use std::ffi::OsStr;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use signpost_core::object::Family;
 use signpost_datapath::ebpf::{Kernel, KernelConfig, KernelError};
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
-use signpost_datapath::ipvs::{Ipvs, IpvsConfig};
+use signpost_datapath::ipvs::{Former, Ipvs, IpvsConfig};
 use signpost_datapath::nftables::{Nftables, NftablesConfig};
 use signpost_datapath::probe::ProbeError;
 use tracing::{info, warn};
@@ -33,6 +36,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// How often it is looked whether our own rules are there.
 const LOOK: Duration = Duration::from_millis(50);
+/// How often it is looked whether connections of a former mode have ended.
+const DRAIN_LOOK: Duration = Duration::from_secs(2);
 /// The device on which kube-proxy's mode ipvs has all Services' addresses.
 const IPVS_DEVICE: &str = "kube-ipvs0";
 
@@ -149,25 +154,49 @@ pub async fn succeed(mode: Mode, families: Vec<Family>, take_over: bool, progres
     while progress.programmed().is_none() {
         looks.tick().await;
     }
+    let mut busy = Vec::new();
     for family in families {
         let remove = move || remove_others(mode, family, take_over);
-        if until_done(FIRST_RETRY, remove).await {
+        let (removed, servers) = until_done(FIRST_RETRY, remove).await;
+        if removed {
             info!(%family, %mode, "the rules of the former mode are removed");
+        }
+        if servers == Former::Busy {
+            busy.push(family);
         }
     }
     let programs = move || Ok(Kernel::new(ebpf.clone()).remove()?);
     if mode != Mode::Ebpf && until_done(FIRST_RETRY, programs).await {
         info!(%mode, "the programs of the former mode ebpf are removed");
     }
+    drain_servers(busy, take_over).await;
     if take_over && mode != Mode::Ipvs && has_ipvs_device() {
         until_done(FIRST_RETRY, || remove_ipvs_device().map_err(Into::into)).await;
         info!("the device {IPVS_DEVICE} is removed");
     }
 }
 
-/// Whether there was anything.
-fn remove_others(mode: Mode, family: Family, take_over: bool) -> Result<bool, AnyError> {
+/// Removes the virtual servers of the former mode IPVS once their connections have ended, or have had their time.
+async fn drain_servers(families: Vec<Family>, take_over: bool) {
+    let deadline = Instant::now() + IpvsConfig::default().drain;
+    for family in families {
+        info!(%family, "virtual servers of the former mode ipvs stay until their connections have ended");
+        loop {
+            tokio::time::sleep(DRAIN_LOOK).await;
+            let keeps_busy = Instant::now() < deadline;
+            let remove = move || Ok(ipvs(family).remove_former(take_over, keeps_busy)?);
+            if until_done(FIRST_RETRY, remove).await != Former::Busy {
+                break;
+            }
+        }
+        info!(%family, "the virtual servers of the former mode ipvs are removed");
+    }
+}
+
+/// Whether there was anything; and what became of virtual servers.
+fn remove_others(mode: Mode, family: Family, take_over: bool) -> Result<(bool, Former), AnyError> {
     let mut removed = false;
+    let mut servers = Former::Nothing;
     if !serves_with_netfilter(mode) {
         nftables(family).keep_flows()?;
     }
@@ -177,7 +206,8 @@ fn remove_others(mode: Mode, family: Family, take_over: bool) -> Result<bool, An
     }
     if mode != Mode::Ipvs {
         // Before the chains of the mode iptables, some of which it shares.
-        removed |= ipvs(family).remove_former(take_over)?;
+        servers = ipvs(family).remove_former(take_over, true)?;
+        removed |= servers != Former::Nothing;
     }
     // The mode IPVS has made them its own, by the same names.
     if mode != Mode::Iptables && mode != Mode::Ipvs {
@@ -186,7 +216,7 @@ fn remove_others(mode: Mode, family: Family, take_over: bool) -> Result<bool, An
     if serves_with_netfilter(mode) {
         removed |= nftables(family).release_flows()?;
     }
-    Ok(removed)
+    Ok((removed, servers))
 }
 
 /// Calls until it works, with longer and longer pauses. As long as it does not, the rules of two modes are obeyed: each

@@ -336,8 +336,9 @@ fn repaired_rules(want: &Program, have: &Observed) -> String {
 }
 
 /// What takes everything of this mode out of the kernel, but for the device. `keeps_shared`: chains stay
-/// whose names the mode iptables has too, since it may serve now.
-pub fn cleanup(have: &Observed, family: Family, keeps_shared: bool) -> Change {
+/// whose names the mode iptables has too, since it may serve now. Servers in `kept` stay without weight, with their
+/// addresses: packets of their connections need both.
+pub fn cleanup(have: &Observed, family: Family, keeps_shared: bool, kept: &BTreeSet<ServerKey>) -> Change {
     let mut rules = RuleLines::default();
     for table in Table::ALL {
         // One of a shared name is still this mode's if it looks into sets; that of the mode iptables does not.
@@ -352,7 +353,23 @@ pub fn cleanup(have: &Observed, family: Family, keeps_shared: bool) -> Change {
     for set in have.sets.keys() {
         line(&mut last_sets, format_args!("destroy {}", set.name(family)));
     }
-    let going = have.servers.keys().filter(|key| have.is_to_remove(key)).map(|key| Request::DeleteServer(*key));
-    let unbound = have.addresses.iter().flatten().copied().collect();
-    Change { rules: rules.finish(), unbound, going: going.collect(), last_sets, ..Change::default() }
+    let going = have.servers.keys().filter(|key| have.is_to_remove(key) && !kept.contains(key));
+    let still = have.addresses_of(kept);
+    let unbound = have.addresses.iter().flatten().filter(|address| !still.contains(address));
+    let mut change = Change { rules: rules.finish(), last_sets, ..Change::default() };
+    change.going = going.map(|key| Request::DeleteServer(*key)).collect();
+    change.unbound = unbound.copied().collect();
+    for key in kept {
+        let destinations = have.servers.get(key).into_iter().flat_map(|server| &server.destinations);
+        let weighty = destinations.filter(|(_, found)| found.weight > 0);
+        change.coming.extend(weighty.map(|(at, _)| Request::SetWeight(*key, *at, 0)));
+    }
+    change
+}
+
+/// The servers of this program that have live connections: for a mode that follows this one.
+pub fn busy(have: &Observed) -> BTreeSet<ServerKey> {
+    let ours = have.servers.iter().filter(|(key, _)| have.is_to_remove(key));
+    let busy = ours.filter(|(_, server)| server.destinations.values().any(|found| found.active > 0));
+    busy.map(|(key, _)| *key).collect()
 }

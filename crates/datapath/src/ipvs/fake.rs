@@ -107,7 +107,7 @@ impl State {
                 if server.destinations.contains_key(&at) {
                     return Err(Errno::EEXIST);
                 }
-                server.destinations.insert(at, ObservedDestination { weight: 1, connections: 0, is_own: true });
+                server.destinations.insert(at, ObservedDestination { weight: 1, is_own: true, ..Default::default() });
             }
             Request::SetWeight(key, at, weight) => {
                 let server = self.servers.get_mut(&key).ok_or(Errno::ESRCH)?;

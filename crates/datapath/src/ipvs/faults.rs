@@ -9,7 +9,7 @@ use super::fake::{Failing, FakeKernel, State, mode};
 use super::message::{ObservedDestination, ObservedServer};
 use super::rule::Table;
 use super::server::{Place, ServerKey};
-use super::{Change, Ipvs};
+use super::{Change, Former, Ipvs};
 use crate::Datapath;
 use crate::strategies::{between, family, plan_of, service, services};
 
@@ -72,7 +72,8 @@ fn with_others(kernel: &FakeKernel) {
         protocol: signpost_core::object::Protocol::Tcp,
         port: 80.try_into().unwrap(),
     };
-    let destination = (([192, 0, 2, 78], 80).into(), ObservedDestination { weight: 3, connections: 9, is_own: false });
+    let destination =
+        (([192, 0, 2, 78], 80).into(), ObservedDestination { weight: 3, connections: 9, active: 9, is_own: false });
     let server =
         ObservedServer { scheduler: "lc".to_owned(), flags: 0, timeout_s: 0, destinations: [destination].into() };
     for key in [ServerKey::At(place), ServerKey::Marked(7)] {
@@ -134,7 +135,10 @@ fn a_destination_with_connections_stays_until_they_end() {
         state.servers.values().next().unwrap().destinations.get(&gone).copied()
     };
     for _ in 0..2 {
-        assert_eq!(destination(&kernel), Some(ObservedDestination { weight: 0, connections: 1, is_own: true }));
+        assert_eq!(
+            destination(&kernel),
+            Some(ObservedDestination { weight: 0, connections: 1, active: 0, is_own: true })
+        );
         sync(&mut mode, &after).unwrap();
     }
     let mut inner = kernel.inner.lock().unwrap();
@@ -142,6 +146,52 @@ fn a_destination_with_connections_stays_until_they_end() {
     drop(inner);
     sync(&mut mode, &after).unwrap();
     assert_eq!(destination(&kernel), None);
+}
+
+#[test]
+fn a_mode_that_follows_leaves_servers_with_live_connections_for_them_alone() {
+    let plan = services(Family::Ipv4, 3, 2);
+    let (mut mode, kernel) = mode(Family::Ipv4);
+    with_others(&kernel);
+    let theirs = kernel.state();
+    sync(&mut mode, &plan).unwrap();
+    let (key, at) = {
+        let mut inner = kernel.inner.lock().unwrap();
+        let is_own = |key: &ServerKey| !theirs.servers.contains_key(key);
+        let (key, server) = inner.state.servers.iter_mut().find(|(key, _)| is_own(key)).unwrap();
+        let (at, found) = server.destinations.iter_mut().next().unwrap();
+        (found.connections, found.active) = (2, 1);
+        (*key, *at)
+    };
+    let ServerKey::At(place) = key else { panic!("found by a mark: {key:?}") };
+    for _ in 0..2 {
+        assert_eq!(mode.remove_former(false, true).unwrap(), Former::Busy);
+        let state = kernel.state();
+        assert_eq!(state.servers.len(), theirs.servers.len() + 1);
+        assert!(state.servers[&key].destinations.values().all(|found| found.weight == 0), "none takes a new one");
+        assert_eq!(state.addresses, Some([place.address].into()));
+        assert_eq!(state.sets, theirs.sets);
+        // Chains of names that the mode iptables shares are that mode's to remove.
+        assert!(
+            !state.rules.values().flatten().any(|rule| rule.contains("-set KUBE-") || rule.ends_with("KUBE-SERVICES"))
+        );
+    }
+    assert!(!mode.has_foreign().unwrap(), "what stays is known for this program's own");
+    kernel.inner.lock().unwrap().state.servers.get_mut(&key).unwrap().destinations.get_mut(&at).unwrap().active = 0;
+    assert_eq!(mode.remove_former(false, true).unwrap(), Former::Removed);
+    assert_eq!((kernel.state().servers, kernel.state().addresses), (theirs.servers, None));
+    assert_eq!(mode.remove_former(false, true).unwrap(), Former::Nothing);
+}
+
+#[test]
+fn a_connection_that_outlives_the_deadline_keeps_nothing() {
+    let (mut mode, kernel) = mode(Family::Ipv6);
+    sync(&mut mode, &services(Family::Ipv6, 1, 1)).unwrap();
+    let mut inner = kernel.inner.lock().unwrap();
+    inner.state.servers.values_mut().flat_map(|server| server.destinations.values_mut()).for_each(|one| one.active = 1);
+    drop(inner);
+    assert_eq!(mode.remove_former(false, false).unwrap(), Former::Removed);
+    assert_eq!((kernel.state().servers.len(), kernel.state().addresses), (0, None));
 }
 
 /// Messages of netlink, lines for ipset, rules.

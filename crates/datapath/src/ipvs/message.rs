@@ -65,6 +65,8 @@ pub struct ObservedDestination {
     pub weight: u32,
     /// Connections that it has, live and ending.
     pub connections: u32,
+    /// Those of them that are live. The kernel counts none of UDP.
+    pub active: u32,
     /// Whether this program made it, see [`OWN_MOST_CONNECTIONS`].
     pub is_own: bool,
 }
@@ -372,10 +374,11 @@ fn item(kind: u16, body: &[u8], family: Family) -> Option<Answer> {
                 address(parts.get(&attribute::DEST_ADDRESS)?, family)?,
                 be16(parts.get(&attribute::DEST_PORT)?)?,
             );
-            let connections = number(attribute::DEST_ACTIVE)?.saturating_add(number(attribute::DEST_INACTIVE)?);
+            let active = number(attribute::DEST_ACTIVE)?;
+            let connections = active.saturating_add(number(attribute::DEST_INACTIVE)?);
             let is_own = number(attribute::DEST_MOST)? == OWN_MOST_CONNECTIONS;
             let weight = number(attribute::DEST_WEIGHT)?;
-            Some(Answer::Destination(at, ObservedDestination { weight, connections, is_own }))
+            Some(Answer::Destination(at, ObservedDestination { weight, connections, active, is_own }))
         }
         _ => None,
     }

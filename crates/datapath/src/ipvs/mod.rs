@@ -74,6 +74,17 @@ pub fn is_there() -> std::io::Result<bool> {
     }
 }
 
+/// What this mode left for another that follows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Former {
+    /// Nothing.
+    Nothing,
+    /// Some, all of which is gone now.
+    Removed,
+    /// Servers with live connections, which stay.
+    Busy,
+}
+
 /// How the mode is run.
 #[derive(Debug, Clone)]
 pub struct IpvsConfig {
@@ -162,19 +173,22 @@ impl Ipvs {
     /// # Errors
     /// The kernel or a tool refused.
     pub fn cleanup(&mut self) -> Result<(), IpvsError> {
-        self.remove(false).map(|_| ())
+        self.remove(false, false).map(|_| ())
     }
 
-    /// Removes what this program left in this mode, for another mode that serves now; tells whether there was anything.
-    /// With `take_over` also what kube-proxy left. Chains whose names other modes share stay as those made them.
+    /// Removes what this program left in this mode, for another mode that serves now; tells what there was. With
+    /// `take_over` also what kube-proxy left. Chains whose names other modes share stay as those made them.
+    ///
+    /// With `keeps_busy` servers with live connections stay, without weight, and so do their addresses: to be called again
+    /// until nothing is left, and at last without.
     ///
     /// # Errors
     /// The kernel or a tool refused.
-    pub fn remove_former(&mut self, take_over: bool) -> Result<bool, IpvsError> {
+    pub fn remove_former(&mut self, take_over: bool, keeps_busy: bool) -> Result<Former, IpvsError> {
         if !take_over && self.has_foreign()? {
-            return Ok(false);
+            return Ok(Former::Nothing);
         }
-        self.remove(true)
+        self.remove(true, keeps_busy)
     }
 
     /// Whether kube-proxy left something in this mode.
@@ -196,19 +210,20 @@ impl Ipvs {
         Ok(have.is_foreign())
     }
 
-    fn remove(&mut self, is_succeeded: bool) -> Result<bool, IpvsError> {
+    fn remove(&mut self, is_succeeded: bool, keeps_busy: bool) -> Result<Former, IpvsError> {
         // To look closer would load modules that were never needed.
         if !self.was_here()? {
-            return Ok(false);
+            return Ok(Former::Nothing);
         }
         let have = match self.look() {
             Ok(have) => have,
-            Err(IpvsError::NoIpvs | IpvsError::Missing { .. }) => return Ok(false),
+            Err(IpvsError::NoIpvs | IpvsError::Missing { .. }) => return Ok(Former::Nothing),
             Err(error) => return Err(error),
         };
-        let change = change::cleanup(&have, self.family, is_succeeded);
+        let kept = if keeps_busy { change::busy(&have) } else { BTreeSet::new() };
+        let change = change::cleanup(&have, self.family, is_succeeded, &kept);
         apply::clean(&mut *self.kernel, &change)?;
-        Ok(true)
+        Ok(if kept.is_empty() { Former::Removed } else { Former::Busy })
     }
 
     /// Whether this mode, or kube-proxy in it, ever was here.

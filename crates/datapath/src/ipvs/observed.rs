@@ -121,6 +121,32 @@ impl Observed {
         }
     }
 
+    /// The addresses that packets to these servers go to. Those of a server that is found by a mark are not known once the
+    /// sets are gone: then all there are.
+    pub fn addresses_of(&self, servers: &BTreeSet<ServerKey>) -> BTreeSet<IpAddr> {
+        let mut found = BTreeSet::new();
+        for key in servers {
+            match key {
+                ServerKey::At(place) => {
+                    found.insert(place.address);
+                }
+                ServerKey::Marked(mark) => {
+                    let elements = self.sets.values().flat_map(|set| &set.elements);
+                    let marked = elements.filter_map(|(element, of)| match element {
+                        Element::Place(place) if of == mark => Some(place.address),
+                        _ => None,
+                    });
+                    let before = found.len();
+                    found.extend(marked);
+                    if found.len() == before {
+                        found.extend(self.addresses.iter().flatten());
+                    }
+                }
+            }
+        }
+        found
+    }
+
     fn is_in_a_set(&self, place: &Place) -> bool {
         let elements = [Element::Place(*place), Element::Port(place.port)];
         let fits = |set: &Set| match set {
