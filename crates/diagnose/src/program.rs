@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
-use signpost_core::plan::FrontendKey;
+use signpost_core::plan::{FrontendKey, NodePlan};
+use signpost_core::walk::{walk_remembering, walk_with_addresses};
 use signpost_datapath::ebpf::{self, Ebpf, KernelConfig};
 use signpost_datapath::iptables::{self, Iptables, IptablesConfig};
 use signpost_datapath::ipvs::{self, Ipvs, IpvsConfig};
@@ -34,6 +35,16 @@ impl Program {
             Program::Nftables(program) => nftables::walk::walk(program, packet, remembered),
             Program::Iptables(program) => iptables::walk::walk(program, packet, remembered),
             Program::Ipvs(program) => ipvs::walk::walk(program, packet, remembered),
+        }
+    }
+
+    /// The fate that a plan wants for a packet, where the mode is this one.
+    pub fn walk_plan(&self, plan: &NodePlan, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+        match self {
+            Program::Ipvs(_) => walk_with_addresses(plan, packet, remembered),
+            Program::Ebpf(_) | Program::Nftables(_) | Program::Iptables(_) => {
+                walk_remembering(plan, packet, remembered)
+            }
         }
     }
 

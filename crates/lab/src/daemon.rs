@@ -19,6 +19,7 @@ use crate::cgroup::Cgroup;
 use crate::error::LabError;
 use crate::mounts::Mounts;
 use crate::netns::Netns;
+use crate::patience::patient;
 use crate::spawner::{Spawner, Surroundings};
 
 /// The daemon's metrics listener, in the node's network namespace.
@@ -156,7 +157,7 @@ impl Daemon {
                 }
             }
         }
-        let Ok(Ok(text)) = tokio::time::timeout(ANSWER, get(&self.spec.netns, "/programmed")).await else {
+        let Ok(Ok(text)) = tokio::time::timeout(patient(ANSWER), get(&self.spec.netns, "/programmed")).await else {
             return Ok(Some(BTreeMap::new())); // it is starting
         };
         let read = serde_json::from_str(&text);
@@ -168,7 +169,7 @@ impl Daemon {
         let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) else { return Ok(()) };
         // ESRCH is impossible: we have not reaped it.
         kill(Pid::from_raw(pid), signal).map_err(|error| self.problem(format!("takes no signal: {error}")))?;
-        if tokio::time::timeout(GRACE, child.wait()).await.is_ok() {
+        if tokio::time::timeout(patient(GRACE), child.wait()).await.is_ok() {
             return Ok(());
         }
         drop(child); // kills it

@@ -27,6 +27,7 @@ use crate::mounts::Mounts;
 use crate::netns::Netns;
 use crate::network::Network;
 use crate::nodes;
+use crate::patience::patient;
 use crate::router::Router;
 use crate::sockets::SocketMaker;
 use crate::spawner::Spawner;
@@ -54,6 +55,8 @@ const SETTLE: Duration = Duration::from_secs(20);
 const START: Duration = Duration::from_secs(30);
 /// Between two looks at something that nobody announces.
 const LOOK: Duration = Duration::from_millis(2);
+/// The longest time between two looks, however long they take.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// A running lab. Dropped: it ends, at once and wholly.
 pub struct Lab {
@@ -154,7 +157,7 @@ impl Lab {
             daemon.start().await?;
         }
         lab.dir.publish(&lab.record)?;
-        lab.settle_within(START).await?;
+        lab.settle_within(patient(START)).await?;
         tell(&format!("{nodes} ready, the daemons have programmed"));
         Ok(lab)
     }
@@ -243,7 +246,7 @@ impl Lab {
     /// # Errors
     /// It ended by itself, or took too long.
     pub(crate) async fn answering(&self, daemon: &Daemon) -> Result<u32, LabError> {
-        let deadline = Instant::now() + START;
+        let deadline = Instant::now() + patient(START);
         loop {
             let answers = daemon.programmed().await?.is_some_and(|programmed| !programmed.is_empty());
             if let (true, Some(pid)) = (answers, daemon.pid().await) {
@@ -251,7 +254,7 @@ impl Lab {
             }
             if Instant::now() > deadline {
                 let missing = format!("the daemon of node {} does not answer yet", daemon.node());
-                return Err(LabError::Deadline { waited: START, missing });
+                return Err(LabError::Deadline { waited: patient(START), missing });
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -295,12 +298,13 @@ impl Lab {
     /// # Errors
     /// It took too long: says what is missing. A daemon ended by itself.
     pub async fn settle(&self) -> Result<(), LabError> {
-        self.settle_within(SETTLE).await
+        self.settle_within(patient(SETTLE)).await
     }
 
     async fn settle_within(&self, limit: Duration) -> Result<(), LabError> {
         let deadline = Instant::now() + limit;
         loop {
+            let began = Instant::now();
             let revisions = self.revisions();
             let missing = match self.missing(&revisions).await? {
                 None if revisions == self.revisions() => return Ok(()),
@@ -310,7 +314,8 @@ impl Lab {
             if Instant::now() > deadline {
                 return Err(LabError::Deadline { waited: limit, missing });
             }
-            tokio::time::sleep(LOOK).await;
+            // Where looking takes long it must not take the time of those who are waited for.
+            tokio::time::sleep((began.elapsed() * 2).clamp(LOOK, LONGEST_PAUSE)).await;
         }
     }
 

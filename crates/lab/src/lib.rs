@@ -22,6 +22,7 @@ pub mod mounts;
 pub mod netns;
 pub mod network;
 mod nodes;
+pub mod patience;
 mod router;
 pub mod sandbox;
 pub mod scenario;

@@ -23,6 +23,9 @@ pub struct LabTestCommand {
     /// Run this family alone: ipv4, ipv6 or dual.
     #[arg(long)]
     family: Option<FamilyRun>,
+    /// Run each scenario in the first of its families alone.
+    #[arg(long, conflicts_with = "family")]
+    once: bool,
     /// After each probe ask the doctor: what got an answer must not be called broken, and what got none not healthy.
     #[arg(long)]
     doctor: bool,
@@ -43,6 +46,7 @@ impl LabTestCommand {
     /// # Errors
     /// There is no file, a mode that was named does not work here, or the results cannot be written.
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        signpost_lab::patience::factor()?;
         let files = all_files(&self.paths)?;
         if let Some(file) = &self.junit {
             // Before the long part, not after it.
@@ -52,6 +56,7 @@ impl LabTestCommand {
         let options = PoolOptions {
             modes: chosen_modes(&self.modes)?,
             family: self.family,
+            once: self.once,
             program: std::env::current_exe().context("cannot find the signpost program itself")?,
             labs: usize::from(self.labs),
             doctor: self.doctor,

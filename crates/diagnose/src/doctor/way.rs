@@ -436,7 +436,8 @@ fn at_hooks(
 fn program_differs(case: &Case<'_>, node: &str, packet: &Packet) -> Option<Finding> {
     let state = case.stage.snapshot.nodes.get(node)?;
     let plan = state.plans.get(&case.stage.family)?;
-    let (by_plan, by_rules) = (walk::walk(plan, packet), state.programs.get(&case.stage.family)?.walk(packet, None));
+    let program = state.programs.get(&case.stage.family)?;
+    let (by_plan, by_rules) = (program.walk_plan(plan, packet, None), program.walk(packet, None));
     (by_plan != by_rules).then(|| {
         let cause = format!("the rules of node {node} say otherwise than its plan of {}", packet.destination);
         Finding::new(Code::ProgramWrong, Severity::Broken, cause)

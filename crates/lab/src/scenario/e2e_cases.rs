@@ -25,7 +25,7 @@ struct Case {
     reason: String,
 }
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
@@ -57,7 +57,7 @@ fn case(line: &str) -> Case {
 }
 
 /// Every scenario of the project, by its path below `scenarios` without its ending.
-fn scenarios() -> BTreeMap<String, Scenario> {
+pub(super) fn scenarios() -> BTreeMap<String, Scenario> {
     let folder = root().join("scenarios");
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.clone()];

@@ -14,7 +14,7 @@ use super::predict::At;
 pub struct Client {
     /// The node.
     pub node: String,
-    /// The Service port, whose frontends remember together.
+    /// The Service port, whose frontends mostly remember together.
     pub service_port: ServicePortName,
     /// Its protocol.
     pub protocol: Protocol,
@@ -22,6 +22,8 @@ pub struct Client {
     pub at: At,
     /// The client's address, as the node sees it.
     pub source: IpAddr,
+    /// Where it sends to, in a mode in which each frontend remembers for itself.
+    pub destination: Option<SocketAddr>,
 }
 
 /// A client that a walk asked for.
@@ -86,6 +88,7 @@ mod tests {
             protocol: Protocol::Tcp,
             at: At::Packet,
             source: [10, 244, 1, 2].into(),
+            destination: None,
         };
         let at = |last| SocketAddr::from(([10, 244, 2, last], 80));
         let asked = |allowed: &[u8]| Asked {

@@ -7,6 +7,7 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use super::format::ObjectRef;
+use crate::patience::patient;
 
 /// The API's objects.
 #[derive(Clone)]
@@ -233,7 +234,7 @@ impl Objects {
             return Ok(());
         }
         let limit = Duration::from_secs(u64::from(grace_s.unwrap_or(30)) + 20);
-        self.gone(reference, limit).await
+        self.gone(reference, patient(limit)).await
     }
 
     async fn gone(&self, reference: &ObjectRef, limit: Duration) -> Result<(), ObjectError> {
@@ -268,7 +269,7 @@ impl Objects {
             }
         }
         for reference in ending {
-            self.gone(&reference, Duration::from_secs(20)).await?;
+            self.gone(&reference, patient(Duration::from_secs(20))).await?;
         }
         Ok(())
     }

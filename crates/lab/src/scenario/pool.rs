@@ -20,6 +20,7 @@ use super::format::{FamilyRun, Mode, Scenario};
 use super::report::{Failure, RunReport};
 use super::run::run;
 use super::stage::{LabKey, Stage};
+use crate::patience::patient;
 
 /// What is run and how.
 #[derive(Debug, Clone)]
@@ -28,6 +29,8 @@ pub struct PoolOptions {
     pub modes: Vec<Mode>,
     /// One family run alone; `None`: those that each scenario names.
     pub family: Option<FamilyRun>,
+    /// Whether each scenario runs in the first of its families alone.
+    pub once: bool,
     /// The signpost binary.
     pub program: PathBuf,
     /// How many labs work side by side.
@@ -112,7 +115,8 @@ fn grouped(scenarios: Vec<Scenario>, options: &PoolOptions) -> Groups {
     for scenario in scenarios {
         let scenario = Arc::new(scenario);
         for mode in options.modes.iter().filter(|mode| scenario.modes.contains(mode)) {
-            let wanted = |family: &&FamilyRun| options.family.is_none_or(|only| only == **family);
+            let one = if options.once { scenario.families.first().copied() } else { None };
+            let wanted = |family: &&FamilyRun| options.family.or(one).is_none_or(|only| only == **family);
             for family in scenario.families.iter().filter(wanted) {
                 let key = LabKey {
                     mode: *mode,
@@ -181,7 +185,7 @@ async fn work(
 
 /// An empty lab again, or none: what cannot be emptied is thrown away.
 async fn swept(mut stage: Stage) -> Option<Stage> {
-    let swept = tokio::time::timeout(Duration::from_secs(30), stage.sweep()).await;
+    let swept = tokio::time::timeout(patient(Duration::from_secs(30)), stage.sweep()).await;
     match swept {
         Ok(Ok(())) => Some(stage),
         Ok(Err(problem)) => {
@@ -226,7 +230,14 @@ mod tests {
     }
 
     fn options(family: Option<FamilyRun>) -> PoolOptions {
-        PoolOptions { modes: vec![Mode::Nftables], family, program: PathBuf::new(), labs: 2, doctor: false }
+        PoolOptions {
+            modes: vec![Mode::Nftables],
+            family,
+            once: false,
+            program: PathBuf::new(),
+            labs: 2,
+            doctor: false,
+        }
     }
 
     #[test]
@@ -239,6 +250,15 @@ mod tests {
         assert_eq!(sizes, [1, 1, 2, 2]);
         let groups = grouped(scenarios(), &options(Some(FamilyRun::Ipv6)));
         assert_eq!(groups.values().map(VecDeque::len).sum::<usize>(), 3);
+    }
+
+    #[test]
+    fn once_is_the_first_family_of_each_scenario() {
+        let scenarios = vec![scenario(""), scenario("families: [dual]"), scenario("families: [ipv6, ipv4]")];
+        let groups = grouped(scenarios, &PoolOptions { once: true, ..options(None) });
+        let of =
+            |family| groups.iter().filter(|(key, _)| key.family == family).map(|(_, jobs)| jobs.len()).sum::<usize>();
+        assert_eq!([FamilyRun::Ipv4, FamilyRun::Ipv6, FamilyRun::Dual].map(of), [1, 1, 1]);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use super::listed::{Listeners, Saved};
 use super::objects::ObjectError;
 use super::report::Failure;
 use super::stage::{Stage, told};
+use crate::patience::patient;
 
 /// Time between two looks at something that must come to hold.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -234,7 +235,7 @@ impl Run<'_> {
     }
 
     async fn expect_object(&self, expect: &ObjectStep) -> Result<(), String> {
-        let deadline = Instant::now() + expect.within;
+        let deadline = Instant::now() + patient(expect.within);
         loop {
             let problem = self.object_differs(expect).await?;
             match problem {
@@ -263,7 +264,7 @@ impl Run<'_> {
     }
 
     async fn expect_event(&self, expect: &EventStep) -> Result<(), String> {
-        let deadline = Instant::now() + expect.within;
+        let deadline = Instant::now() + patient(expect.within);
         loop {
             let reasons = self.reasons_on(&expect.kind, &expect.name).await?;
             if reasons.contains(&expect.reason) {

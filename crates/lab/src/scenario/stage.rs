@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::NodePlan;
-use signpost_core::walk::{walk_remembering, walk_socket};
+use signpost_core::walk::walk_socket;
 use signpost_datapath::probe;
 use signpost_diagnose::collect;
 use signpost_diagnose::program::Program;
@@ -29,6 +29,7 @@ use crate::cgroup::Cgroup;
 use crate::inspection;
 use crate::kubelet;
 use crate::netns::Netns;
+use crate::patience::patient;
 use crate::sockets::{SocketMaker, Sockets};
 use crate::{Families, Lab, LabSpec, NodeSpec, Place, Topology};
 
@@ -87,12 +88,17 @@ impl Programmed {
         }
     }
 
+    /// Whether each frontend remembers clients for itself, not all of a Service port together.
+    pub fn remembers_by_address(&self) -> bool {
+        matches!(self.program, Program::Ipvs(_))
+    }
+
     /// The fate that the plan wants; at the socket of a mode that does something there.
     pub fn walk_plan(&self, at: At, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
         match at {
             At::Socket if self.program.has_sockets() => walk_socket(&self.plan, packet, remembered),
             At::Socket => Verdict::NotOurs,
-            At::Packet => walk_remembering(&self.plan, packet, remembered),
+            At::Packet => self.program.walk_plan(&self.plan, packet, remembered),
         }
     }
 }
@@ -486,7 +492,7 @@ fn programs(mode: Mode) -> Result<ByFamily<Program>, String> {
 
 /// GET from the daemon of the node whose namespace the calling thread is in.
 fn ask<T: DeserializeOwned>(path: &str) -> Result<T, String> {
-    let limit = Duration::from_secs(5);
+    let limit = patient(Duration::from_secs(5));
     let mut stream = TcpStream::connect_timeout(&SocketAddr::from(METRICS), limit).map_err(told)?;
     stream.set_read_timeout(Some(limit)).map_err(told)?;
     let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");

@@ -11,6 +11,7 @@ use signpost_core::object::{Family, Protocol};
 use signpost_core::packet::{Entry, Packet, Verdict};
 
 use super::Run;
+use crate::patience::patient;
 use crate::scenario::address::{Scheme, Source};
 use crate::scenario::expect::{
     Answer, MIN_TRIES, Outcome, Setting, kernel_agrees, outcomes_hold, prediction_holds, tries_for_shares,
@@ -59,7 +60,7 @@ impl Run<'_> {
         if probe.wait {
             self.stage.settle().await?;
         }
-        let deadline = expect.within.map(|within| Instant::now() + within);
+        let deadline = expect.within.map(|within| Instant::now() + patient(within));
         loop {
             let Err(problem) = self.attempt(probe, expect).await else { return Ok(()) };
             if deadline.is_none_or(|deadline| Instant::now() > deadline) {
@@ -102,7 +103,7 @@ impl Run<'_> {
             destination,
             source_port: probe.source_port,
             size: probe.size.unwrap_or(0),
-            timeout: probe.timeout,
+            timeout: patient(probe.timeout),
         };
         let predictions = self.predictions(probe, &view, from, &to.scheme, &shot).await?;
         let outcomes = self.fire(probe, expect, &view, from, &shot, predictions.as_ref()).await?;
@@ -225,8 +226,8 @@ impl Run<'_> {
         let mut one = self.attempts.kept.remove(name).ok_or_else(|| format!("no probe kept anything as {name}"))?;
         let listed = self.stage.listed().await?;
         let view = listed.view(one.family, &|pod| self.listeners(pod), self.stage.around());
-        let deadline = expect.within.map(|within| Instant::now() + within);
-        let shot = Shot { size: probe.size.unwrap_or(0), timeout: probe.timeout, ..one.shot.clone() };
+        let deadline = expect.within.map(|within| Instant::now() + patient(within));
+        let shot = Shot { size: probe.size.unwrap_or(0), timeout: patient(probe.timeout), ..one.shot.clone() };
         loop {
             let tries = probe.tries.unwrap_or(1);
             let shot = shot.clone();
@@ -281,6 +282,7 @@ fn ask(node: &str, at: At, programmed: &Programmed, packet: &Packet) -> Option<A
         protocol: packet.protocol,
         at,
         source: packet.source.ip(),
+        destination: programmed.remembers_by_address().then_some(packet.destination),
     };
     let allowed = rewrites.iter().map(|rewrite| rewrite.to).collect();
     Some(Asked { client, allowed, timeout: frontend.affinity })

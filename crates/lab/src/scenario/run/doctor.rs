@@ -8,6 +8,7 @@ use signpost_diagnose::doctor::text::{Style, text};
 use signpost_diagnose::doctor::{Question, Report, To, diagnose};
 
 use super::{PAUSE, Run};
+use crate::patience::patient;
 use crate::scenario::address::{Destination, Source, Target};
 use crate::scenario::format::{DoctorStep, Expect, Fails, Probe};
 use crate::scenario::stage::told;
@@ -16,7 +17,7 @@ impl Run<'_> {
     pub(super) async fn doctor(&mut self, step: &DoctorStep) -> Result<(), String> {
         self.stage.settle().await?;
         let name = ObjectName::new(&step.service.namespace, &step.service.name);
-        let deadline = Instant::now() + step.within;
+        let deadline = Instant::now() + patient(step.within);
         loop {
             let report = self.ask_doctor(&name, step.from.as_ref(), step.to.as_ref()).await?;
             let Some(diagnosis) = report.services.first() else { return Err("the doctor says nothing".to_owned()) };

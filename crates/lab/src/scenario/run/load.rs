@@ -14,6 +14,7 @@ use tokio::process::Command;
 use super::{Run, is_match};
 use crate::cgroup::Cgroup;
 use crate::netns::Netns;
+use crate::patience::patient;
 use crate::scenario::address::Source;
 use crate::scenario::expect::Outcome;
 use crate::scenario::format::{ExecExpect, LoadStep};
@@ -136,7 +137,7 @@ impl Run<'_> {
             destination: listed.resolve(&step.to, family, &self.saved).map_err(told)?,
             source_port: None,
             size: 0,
-            timeout: Duration::from_secs(1),
+            timeout: patient(Duration::from_secs(1)),
         };
         let load = Load::start(self.stage.sockets(&step.from)?, shot, step.rate_per_s);
         match self.loads.insert(step.name.clone(), load) {
@@ -173,7 +174,7 @@ impl Run<'_> {
         if let Some(first) = run.first_mut().filter(|first| *first == "signpost") {
             *first = self.stage.program().display().to_string();
         }
-        let output = output_of(&netns, self.stage.cgroup(on).as_ref(), &run, EXEC_TIMEOUT).await?;
+        let output = output_of(&netns, self.stage.cgroup(on).as_ref(), &run, patient(EXEC_TIMEOUT)).await?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         let status = output.status.code().unwrap_or(-1);
         let fits = expect.stdout.as_ref().is_none_or(|pattern| is_match(pattern, &stdout));
