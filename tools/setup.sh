@@ -19,6 +19,7 @@ ipset ipset
 ip iproute2
 ping iputils-ping
 tcpdump tcpdump
+conntrack conntrack
 curl curl
 nslookup bind9-dnsutils
 nsenter util-linux

@@ -91,7 +91,7 @@ fn main() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default().trim().to_owned();
     let figures = json!({
-        "services": services, "endpoints": endpoints, "nodes": NODES,
+        "bench": "doctor", "services": services, "endpoints": endpoints, "nodes": NODES,
         "doctorOneMs": one_ms, "doctorAllMs": all_ms, "traceMs": trace_ms, "peak": peak,
     });
     println!("{figures}");

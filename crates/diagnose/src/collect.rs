@@ -22,6 +22,7 @@ use crate::snapshot::{API_VERSION, KIND, NodeState, PodState, Snapshot, Unknown}
 
 pub mod api;
 mod daemon;
+mod flows;
 mod host;
 mod node;
 mod rules;
@@ -54,6 +55,12 @@ pub struct Reach {
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// So often it is looked.
 const LOOKS: usize = 4;
+
+/// What a node tells of itself, of the network namespace that the calling thread is in: no API and no daemon is asked, and
+/// the rules of Services are not read.
+pub fn glance() -> NodeState {
+    node::glance()
+}
 
 /// Takes a snapshot. `list` gives the API's objects, and what of them could not be read, each time it is called.
 pub fn snapshot(reach: &Reach, mut list: impl FnMut() -> (Listed, Vec<Unknown>)) -> Snapshot {

@@ -12,6 +12,7 @@ mod case;
 pub mod cause;
 mod endpoints;
 pub mod finding;
+mod flows;
 mod ground;
 mod name;
 mod nodes;
@@ -145,6 +146,11 @@ pub fn diagnose(snapshot: &Snapshot, question: &Question) -> Result<Report, Doct
         services,
         nodes,
     })
+}
+
+/// What a node finds in itself, without any object of the API; see [`crate::collect::glance`].
+pub fn of_itself(node: &str, state: &crate::snapshot::NodeState) -> Vec<Finding> {
+    nodes::of_itself(node, state)
 }
 
 /// Without the steps that are not to be looked at.

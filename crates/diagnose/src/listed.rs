@@ -11,6 +11,9 @@ use signpost_core::object::{Family, Protocol};
 use crate::address::{Destination, PodName, PortRef, ServiceRef, Target};
 use crate::predict::{ClusterView, NodeView, PodView};
 
+/// The annotation of a Lease that records which node announces an address.
+pub const ANNOUNCED: &str = "signpost.dev/address";
+
 /// The objects, as the API lists them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -31,6 +34,10 @@ pub struct Listed {
     pub network_policies: Vec<Value>,
     /// Leases: among them the records of which node announces an address.
     pub leases: Vec<Value>,
+    /// ServiceL2Statuses: which node answers for the addresses of a Service by ARP and NDP.
+    pub l2_statuses: Vec<Value>,
+    /// ServiceBGPStatuses: which node announces the addresses of a Service to which BGP peers.
+    pub bgp_statuses: Vec<Value>,
 }
 
 /// What is known of a pod's listeners besides its object.
@@ -121,14 +128,27 @@ impl Listed {
         }
     }
 
-    /// The load-balancer addresses that nodes announce, each with its node.
+    /// The load-balancer addresses that nodes announce, each with its node: by the records of who announces what, else by
+    /// what MetalLB's kinds tell of a Service.
     pub fn announced(&self) -> impl Iterator<Item = (IpAddr, String)> + '_ {
-        self.leases.iter().filter_map(|lease| {
+        let told = self.l2_statuses.iter().chain(&self.bgp_statuses).flat_map(|status| {
+            let of = |field: &str| text(status, &format!("/status/{field}")).filter(|text| !text.is_empty());
+            let service = of("serviceNamespace").zip(of("serviceName"));
+            let object = service
+                .and_then(|(namespace, name)| self.services.iter().find(|object| is_named(object, namespace, name)));
+            let node = of("node");
+            object
+                .zip(node)
+                .into_iter()
+                .flat_map(|(object, node)| ingress(object).into_iter().map(move |address| (address, node.to_owned())))
+        });
+        let recorded = self.leases.iter().filter_map(|lease| {
             let annotations = lease.pointer("/metadata/annotations")?;
-            let address = annotations.get("signpost.dev/address")?.as_str()?.parse().ok()?;
+            let address = annotations.get(ANNOUNCED)?.as_str()?.parse().ok()?;
             let holder = text(lease, "/spec/holderIdentity").filter(|holder| !holder.is_empty())?;
             Some((address, holder.to_owned()))
-        })
+        });
+        told.chain(recorded)
     }
 
     /// The address and port that a destination means in one family. Without a port (ICMP echo) the port is 0.

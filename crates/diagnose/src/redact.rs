@@ -11,6 +11,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use signpost_core::plan::{Backend, Frontend, NodePlan, Target};
 
+use crate::listed::ANNOUNCED;
 use crate::snapshot::Snapshot;
 
 /// Replaces every address. `key`: random, and different each time.
@@ -33,7 +34,9 @@ fn replace(value: &mut Value, key: &[u8; 32]) {
         Value::Array(list) => list.iter_mut().for_each(|value| replace(value, key)),
         Value::Object(fields) => {
             // Annotations hold what anybody puts there.
-            fields.remove("annotations");
+            if let Some(Value::Object(annotations)) = fields.get_mut("annotations") {
+                annotations.retain(|name, _| name == ANNOUNCED);
+            }
             let renamed = std::mem::take(fields).into_iter().map(|(name, mut value)| {
                 replace(&mut value, key);
                 (self::text(&name, key), value)

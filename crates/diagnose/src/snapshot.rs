@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
-use signpost_core::object::Family;
+use signpost_core::object::{Family, Protocol};
 use signpost_core::plan::NodePlan;
 
 use crate::firewall::Chain;
@@ -201,6 +201,32 @@ pub struct ConntrackState {
     pub counters: BTreeMap<String, u64>,
     /// UDP flows whose destination was rewritten.
     pub translated_udp: Vec<UdpFlow>,
+    /// How many flows take a port of an address that the node masquerades with, towards one backend: the most first.
+    pub masqueraded: Vec<PortUse>,
+    /// How many TCP connections are established to one address and port: the most first.
+    pub established: Vec<Held>,
+}
+
+/// Ports that are taken of one address, towards one destination: each must differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortUse {
+    /// The node's address.
+    pub by: IpAddr,
+    /// The destination, after all rewriting.
+    pub backend: SocketAddr,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// So many.
+    pub flows: usize,
+}
+
+/// Connections to one address and port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// The destination, after all rewriting.
+    pub backend: SocketAddr,
+    /// So many.
+    pub flows: usize,
 }
 
 /// A UDP flow that was rewritten.
@@ -337,8 +363,6 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use signpost_core::object::Protocol;
-
     use super::*;
 
     #[test]

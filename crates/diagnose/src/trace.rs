@@ -16,6 +16,7 @@ use crate::address::{Source, Target};
 
 mod compute;
 mod hops;
+pub mod kernel_trace;
 pub mod measured;
 pub mod picture;
 #[cfg(test)]

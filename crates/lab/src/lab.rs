@@ -564,7 +564,10 @@ fn daemons(spec: &LabSpec, dir: &LabDir, network: &Network, spawner: &Spawner) -
         std::fs::create_dir_all(&folder).map_err(LabError::state("create the directory", &folder))?;
         let mut arguments: Vec<String> = ["node", "--hostname-override", &node.name].map(str::to_owned).into();
         arguments.extend(["--kubeconfig".to_owned(), dir.node_kubeconfig().display().to_string()]);
-        arguments.extend(["--cluster-cidr".to_owned(), cidrs.join(",")]);
+        // A flag would win over the configuration that a scenario gives.
+        if spec.node_config.get("clusterCIDR").is_none() {
+            arguments.extend(["--cluster-cidr".to_owned(), cidrs.join(",")]);
+        }
         let cgroup = dir.cgroup().child(&node.name);
         arguments.extend(["--cgroup-root".to_owned(), cgroup.path().display().to_string()]);
         if let serde_json::Value::Object(fields) = &spec.node_config

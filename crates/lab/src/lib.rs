@@ -18,6 +18,7 @@ pub mod inspection;
 pub mod kubelet;
 pub mod lab;
 mod load_balancers;
+pub mod measure;
 pub mod mounts;
 pub mod netns;
 pub mod network;

@@ -23,6 +23,7 @@ use signpost_core::planner::NodePortAddresses;
 use signpost_datapath::ebpf::KernelConfig;
 use signpost_datapath::ipvs::IpvsConfig;
 
+use crate::findings::Look;
 use crate::timeouts::Timeouts;
 pub use file::KubeProxyConfiguration;
 pub use ipvs::{IpvsFlags, SchedulerName};
@@ -215,6 +216,8 @@ pub struct NodeOptions {
     pub ebpf: KernelConfig,
     /// What flags and file ask for that this program does not do.
     pub ignored: Vec<&'static str>,
+    /// Who looks for what is not well on the node; `None`: nobody.
+    pub look: Option<Look>,
 }
 
 /// Reads a configuration file.
@@ -318,6 +321,7 @@ impl NodeOptions {
             take_over: flags.take_over,
             ebpf,
             ignored,
+            look: None,
         })
     }
 }

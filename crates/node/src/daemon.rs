@@ -38,7 +38,7 @@ use crate::progress::Progress;
 use crate::server::{self, Question, Shared};
 use crate::service_health::ServiceHealth;
 use crate::sync::{SyncLoop, SyncOptions};
-use crate::{addresses, kernel_settings, process, sys};
+use crate::{addresses, findings, kernel_settings, process, sys};
 
 /// So many observations are taken in between two looks at the clock.
 const BATCH: usize = 512;
@@ -212,6 +212,9 @@ async fn serve<D, S>(
         Some(reporter.clone()),
     );
     listening.spawn(health.serve());
+    if let Some(look) = options.look {
+        listening.spawn(findings::follow(look, options.node.clone(), metrics.clone()));
+    }
     let families = datapaths.iter().map(|(family, ..)| *family).collect();
     listening.spawn(handover::succeed(mode, families, options.take_over, progress.clone(), options.ebpf.clone()));
     let cluster_cidrs = match &options.pods {

@@ -11,6 +11,7 @@ pub mod addresses;
 pub mod announce;
 pub mod config;
 pub mod daemon;
+pub mod findings;
 pub mod handover;
 pub mod instance;
 pub mod kernel_settings;

@@ -37,6 +37,7 @@ struct Numbers {
     healthz: BTreeMap<u16, u64>,
     livez: BTreeMap<u16, u64>,
     service_health: ServiceHealth,
+    findings: BTreeMap<&'static str, u64>,
 }
 
 /// Listeners for health checks of Services.
@@ -90,6 +91,7 @@ impl Metrics {
                 healthz: BTreeMap::new(),
                 livez: BTreeMap::new(),
                 service_health: ServiceHealth::default(),
+                findings: BTreeMap::new(),
             }),
         }
     }
@@ -121,6 +123,14 @@ impl Metrics {
     /// To listen for health checks of a Service failed.
     pub fn service_health_failed(&self) {
         self.numbers().service_health.failures += 1;
+    }
+
+    /// What the doctor finds on this node now, by the codes of causes.
+    pub fn findings(&self, found: BTreeMap<&'static str, u64>) {
+        let mut numbers = self.numbers();
+        // A cause that is gone is told as gone.
+        numbers.findings.values_mut().for_each(|count| *count = 0);
+        numbers.findings.extend(found);
     }
 
     /// A change waits for the kernel.
@@ -304,6 +314,11 @@ impl Numbers {
         for (kind, count) in &self.malformed {
             text.sample("signpost_malformed_objects_total", &[("kind", kind)], *count as f64);
         }
+        let name = "signpost_doctor_findings";
+        text.head(name, "gauge", "What the doctor finds on this node, by the code of its cause");
+        for (code, count) in &self.findings {
+            text.sample(name, &[("code", code)], *count as f64);
+        }
         let probes = [("kubeproxy_proxy_healthz_total", &self.healthz), ("kubeproxy_proxy_livez_total", &self.livez)];
         for (name, answers) in probes {
             text.head(name, "counter", "Answers by their status");
@@ -361,6 +376,8 @@ mod tests {
         metrics.synced(Family::Ipv4, &Outcome::Failed, Duration::from_millis(3));
         metrics.change_seen(Kind::Service);
         metrics.healthz(200);
+        metrics.findings(BTreeMap::from([("SP502", 1), ("SP505", 2)]));
+        metrics.findings(BTreeMap::from([("SP505", 1)]));
         metrics.programmed(&[0]);
         let text = metrics.text(None);
         for line in [
@@ -373,6 +390,8 @@ mod tests {
             "kubeproxy_network_programming_duration_seconds_bucket{le=\"300\"} 0",
             "kubeproxy_network_programming_duration_seconds_bucket{le=\"+Inf\"} 1",
             "kubeproxy_proxy_healthz_total{code=\"200\"} 1",
+            "signpost_doctor_findings{code=\"SP502\"} 0",
+            "signpost_doctor_findings{code=\"SP505\"} 1",
             "signpost_programmed_revision{kind=\"ServiceCIDR\"} 0",
         ] {
             assert!(text.lines().any(|written| written == line), "{line} is missing in\n{text}");

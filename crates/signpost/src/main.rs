@@ -11,7 +11,7 @@ mod rules_command;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 #[derive(Parser)]
 #[command(
@@ -48,8 +48,19 @@ enum Command {
     SocketMaker,
 }
 
+/// The name of a plugin of kubectl: `kubectl signpost doctor` runs `kubectl-signpost doctor`.
+const PLUGIN: &str = "kubectl-signpost";
+
+/// The command line; as a plugin of kubectl, help and errors name it so.
+fn command_line() -> Cli {
+    let called = std::env::args_os().next().unwrap_or_default();
+    let is_plugin = std::path::Path::new(&called).file_name().is_some_and(|name| name == PLUGIN);
+    let command = if is_plugin { Cli::command().bin_name("kubectl signpost") } else { Cli::command() };
+    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let result = match command_line().command {
         Command::Node(command) => command.run(),
         Command::Controller(command) => command.run(),
         Command::Rules(command) => command.run(),

@@ -9,6 +9,7 @@ use clap::Args;
 use signpost_node::config::{
     self, BindAddress, GoDuration, IpvsFlags, KubeProxyConfiguration, ModeName, NodePortRanges, PodCidrs, SchedulerName,
 };
+use signpost_node::findings::Found;
 use signpost_node::{Flags, NodeOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -145,7 +146,7 @@ impl NodeCommand {
             signpost_node::cleanup(&self.options()?.ebpf).map_err(whole)?;
             return Ok(ExitCode::SUCCESS);
         }
-        let options = self.options()?;
+        let options = NodeOptions { look: Some(look), ..self.options()? };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .enable_all()
@@ -208,6 +209,12 @@ impl NodeCommand {
         };
         NodeOptions::new(flags, file, hostname).map_err(whole)
     }
+}
+
+/// What the doctor finds on this node without asking anybody.
+fn look(node: &str) -> Vec<Found> {
+    let found = signpost_diagnose::doctor::of_itself(node, &signpost_diagnose::collect::glance());
+    found.into_iter().map(|finding| Found { code: finding.code.id(), cause: finding.cause }).collect()
 }
 
 /// These errors tell their cause in their own text; it is not to be told again.

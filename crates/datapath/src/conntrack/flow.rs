@@ -1,4 +1,4 @@
-//! Pure. A UDP flow as conntrack has it.
+//! Pure. A flow as conntrack has it.
 
 use std::net::SocketAddr;
 
@@ -22,11 +22,18 @@ pub struct Flow {
     pub id: u32,
     /// The conntrack zone; rules of Services see zone 0 alone.
     pub zone: u16,
+    /// Whether it is a TCP connection that is established.
+    pub established: bool,
 }
 
 impl Flow {
     /// Whether its destination was rewritten.
     pub fn is_translated(&self) -> bool {
         self.reply.source != self.original.destination
+    }
+
+    /// Whether its source was rewritten: answers go to an address of the node.
+    pub fn is_masqueraded(&self) -> bool {
+        self.reply.destination.ip() != self.original.source.ip()
     }
 }

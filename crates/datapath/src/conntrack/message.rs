@@ -41,13 +41,22 @@ const PROTOCOL_DESTINATION: u16 = 3;
 const FILTER_ORIGINAL: u16 = 1;
 /// Compare the protocol's number (net/netfilter/nf_internals.h, `CTA_FILTER_F_CTA_PROTO_NUM`).
 const FILTER_BY_PROTOCOL: u32 = 1 << 3;
-const UDP: u8 = 17;
+/// `CTA_PROTOINFO`, in it `CTA_PROTOINFO_TCP`, in it `CTA_PROTOINFO_TCP_STATE`.
+const PROTOCOL_INFO: u16 = 4;
+const INFO_TCP: u16 = 1;
+const TCP_STATE: u16 = 1;
+/// `TCP_CONNTRACK_ESTABLISHED` (include/uapi/linux/netfilter/nf_conntrack_tcp.h).
+const ESTABLISHED: u8 = 3;
+/// The number of UDP.
+pub const UDP: u8 = 17;
+/// The number of TCP.
+pub const TCP: u8 = 6;
 
-/// Asks for all UDP flows of a family. The kernel leaves out what is of another protocol since Linux 5.8.
-pub fn list_udp(family: Family, sequence: u32) -> Vec<u8> {
+/// Asks for all flows of a protocol and a family. The kernel leaves out what is of another protocol since Linux 5.8.
+pub fn list(protocol: u8, family: Family, sequence: u32) -> Vec<u8> {
     request(GET, DUMP, family, sequence, |message| {
         nested(message, TUPLE_ORIGINAL, |tuple| {
-            nested(tuple, TUPLE_PROTOCOL, |protocol| attribute(protocol, PROTOCOL_NUMBER, &[UDP]));
+            nested(tuple, TUPLE_PROTOCOL, |inner| attribute(inner, PROTOCOL_NUMBER, &[protocol]));
         });
         nested(message, FILTER, |filter| attribute(filter, FILTER_ORIGINAL, &FILTER_BY_PROTOCOL.to_ne_bytes()));
     })
@@ -123,41 +132,48 @@ pub enum Answer {
     Other,
 }
 
-/// The messages in what one read gave, with the sequence numbers of the requests they answer.
-pub fn answers(mut bytes: &[u8]) -> impl Iterator<Item = (u32, Answer)> {
+/// The messages in what one read gave, with the sequence numbers of the requests they answer; of flows those of a protocol.
+pub fn answers(mut bytes: &[u8], protocol: u8) -> impl Iterator<Item = (u32, Answer)> {
     std::iter::from_fn(move || {
         let length = usize::try_from(u32_at(bytes, 0)?).ok()?;
         let message = bytes.get(..length).filter(|message| message.len() >= HEADER)?;
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((u32_at(message, 8)?, answer(message)))
+        Some((u32_at(message, 8)?, answer(message, protocol)))
     })
 }
 
-fn answer(message: &[u8]) -> Answer {
+fn answer(message: &[u8], protocol: u8) -> Answer {
     let (kind, flags) = (u16_at(message, 4).unwrap_or_default(), u16_at(message, 6).unwrap_or_default());
     match kind {
-        NEW => Answer::Flow(flow(message)),
+        NEW => Answer::Flow(flow(message, protocol)),
         DONE => Answer::Done { interrupted: flags & DUMP_INTERRUPTED != 0 },
         ERROR => Answer::Acknowledged(u32_at(message, HEADER).map_or(0, |error| error.cast_signed().wrapping_neg())),
         _ => Answer::Other,
     }
 }
 
-fn flow(message: &[u8]) -> Option<Flow> {
-    let (mut original, mut reply, mut id, mut zone) = (None, None, 0, 0);
+fn flow(message: &[u8], protocol: u8) -> Option<Flow> {
+    let (mut original, mut reply, mut id, mut zone, mut established) = (None, None, 0, 0, false);
     for (kind, value) in attributes(message.get(HEADER + 4..)?) {
         match kind {
-            TUPLE_ORIGINAL => original = tuple(value),
-            TUPLE_REPLY => reply = tuple(value),
+            TUPLE_ORIGINAL => original = tuple(value, protocol),
+            TUPLE_REPLY => reply = tuple(value, protocol),
             ID => id = u32::from_be_bytes(value.try_into().ok()?),
+            PROTOCOL_INFO => established = tcp_state(value) == Some(ESTABLISHED),
             ZONE => zone = u16::from_be_bytes(value.try_into().ok()?),
             _ => {}
         }
     }
-    Some(Flow { original: original?, reply: reply?, id, zone })
+    Some(Flow { original: original?, reply: reply?, id, zone, established })
 }
 
-fn tuple(value: &[u8]) -> Option<Tuple> {
+fn tcp_state(value: &[u8]) -> Option<u8> {
+    let (_, of_tcp) = attributes(value).find(|(kind, _)| *kind == INFO_TCP)?;
+    let (_, state) = attributes(of_tcp).find(|(kind, _)| *kind == TCP_STATE)?;
+    state.first().copied()
+}
+
+fn tuple(value: &[u8], protocol: u8) -> Option<Tuple> {
     let (mut source, mut destination, mut ports, mut number) = (None, None, [0, 0], 0);
     for (kind, value) in attributes(value) {
         for (inner, value) in attributes(value) {
@@ -172,7 +188,7 @@ fn tuple(value: &[u8]) -> Option<Tuple> {
         }
     }
     let [from, to] = ports;
-    (number == UDP)
+    (number == protocol)
         .then_some(Tuple { source: SocketAddr::new(source?, from), destination: SocketAddr::new(destination?, to) })
 }
 
@@ -213,6 +229,7 @@ mod tests {
             reply: Tuple { source: socket("10.244.2.9:5353"), destination: socket("10.244.1.2:4000") },
             id: 0xdead_beef,
             zone,
+            established: false,
         }
     }
 
@@ -236,7 +253,7 @@ mod tests {
     fn flows_are_read_from_a_listing() {
         let mut bytes = as_listed(&a_flow(0));
         bytes.extend(as_listed(&a_flow(9)));
-        let read: Vec<_> = answers(&bytes).collect();
+        let read: Vec<_> = answers(&bytes, UDP).collect();
         assert_eq!(read, [(7, Answer::Flow(Some(a_flow(0)))), (7, Answer::Flow(Some(a_flow(9))))]);
     }
 
@@ -245,7 +262,7 @@ mod tests {
         let mut bytes = as_listed(&a_flow(0));
         let at = bytes.iter().position(|byte| *byte == UDP).unwrap();
         bytes[at] = 6;
-        assert_eq!(answers(&bytes).next(), Some((7, Answer::Flow(None))));
+        assert_eq!(answers(&bytes, UDP).next(), Some((7, Answer::Flow(None))));
     }
 
     #[test]
@@ -257,18 +274,18 @@ mod tests {
         bytes.extend([0; 4]);
         bytes.extend((-2i32).to_ne_bytes());
         bytes.extend([0; 16]);
-        assert_eq!(answers(&bytes).collect::<Vec<_>>(), [(5, Answer::Acknowledged(2))]);
+        assert_eq!(answers(&bytes, UDP).collect::<Vec<_>>(), [(5, Answer::Acknowledged(2))]);
     }
 
     proptest! {
         #[test]
         fn no_answer_makes_it_panic(bytes: Vec<u8>, cut in 0usize..200, flip in 0usize..200, with: u8) {
-            answers(&bytes).take(10_000).for_each(drop);
+            answers(&bytes, UDP).take(10_000).for_each(drop);
             let mut listed = as_listed(&a_flow(1));
             listed.truncate(cut.max(1));
             let at = flip % listed.len();
             listed[at] = with;
-            answers(&listed).take(10_000).for_each(drop);
+            answers(&listed, UDP).take(10_000).for_each(drop);
         }
     }
 }

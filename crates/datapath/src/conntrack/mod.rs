@@ -98,6 +98,14 @@ impl Conntrack {
         Ok(flows)
     }
 
+    /// Calls `each` for every TCP flow of the family as it is now, in no order.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn each_tcp(&self, each: impl FnMut(Flow)) -> Result<(), ConntrackError> {
+        Socket::open()?.list_tcp(self.family, each)
+    }
+
     fn sweep(&mut self) -> Result<Reconciled, ConntrackError> {
         let socket = match &mut self.socket {
             Some(socket) => socket,

@@ -69,9 +69,18 @@ impl Socket {
 
     /// Calls `each` for every UDP flow of a family. A flow that is seen twice does no harm; if some may have been
     /// missed, the list is read again.
-    pub fn list_udp(&mut self, family: Family, mut each: impl FnMut(Flow)) -> Result<(), ConntrackError> {
+    pub fn list_udp(&mut self, family: Family, each: impl FnMut(Flow)) -> Result<(), ConntrackError> {
+        self.list_of(message::UDP, family, each)
+    }
+
+    /// The same for TCP.
+    pub fn list_tcp(&mut self, family: Family, each: impl FnMut(Flow)) -> Result<(), ConntrackError> {
+        self.list_of(message::TCP, family, each)
+    }
+
+    fn list_of(&mut self, protocol: u8, family: Family, mut each: impl FnMut(Flow)) -> Result<(), ConntrackError> {
         for _ in 0..LIST_TRIES {
-            if self.list(family, &mut each).map_err(|error| failed("list", error))? {
+            if self.list(protocol, family, &mut each).map_err(|error| failed("list", error))? {
                 return Ok(());
             }
         }
@@ -79,11 +88,11 @@ impl Socket {
     }
 
     /// Whether the list is whole.
-    fn list(&mut self, family: Family, each: &mut impl FnMut(Flow)) -> nix::Result<bool> {
+    fn list(&mut self, protocol: u8, family: Family, each: &mut impl FnMut(Flow)) -> nix::Result<bool> {
         let sequence = self.next();
-        self.send(&message::list_udp(family, sequence))?;
+        self.send(&message::list(protocol, family, sequence))?;
         loop {
-            for (_, answer) in self.receive()?.filter(|(to, _)| *to == sequence) {
+            for (_, answer) in self.receive(protocol)?.filter(|(to, _)| *to == sequence) {
                 match answer {
                     Answer::Flow(Some(flow)) => each(flow),
                     Answer::Done { interrupted } => return Ok(!interrupted),
@@ -109,7 +118,7 @@ impl Socket {
         self.send(&requests)?;
         let (mut waiting, mut deleted) = (flows.len(), 0);
         while waiting > 0 {
-            for (to, answer) in self.receive()? {
+            for (to, answer) in self.receive(message::UDP)? {
                 let is_ours = usize::try_from(to.wrapping_sub(first)).is_ok_and(|number| number < flows.len());
                 let Answer::Acknowledged(error) = answer else { continue };
                 if !is_ours {
@@ -136,10 +145,10 @@ impl Socket {
         sendto(self.descriptor.as_raw_fd(), bytes, &NetlinkAddr::new(0, 0), MsgFlags::empty()).map(|_| ())
     }
 
-    fn receive(&mut self) -> nix::Result<impl Iterator<Item = (u32, Answer)>> {
+    fn receive(&mut self, protocol: u8) -> nix::Result<impl Iterator<Item = (u32, Answer)>> {
         loop {
             match recv(self.descriptor.as_raw_fd(), &mut self.buffer, MsgFlags::empty()) {
-                Ok(count) => return Ok(message::answers(&self.buffer[..count])),
+                Ok(count) => return Ok(message::answers(&self.buffer[..count], protocol)),
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
                 Err(error) => return Err(error),

@@ -5,7 +5,7 @@ use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
 use serde_json::Value;
 
-use crate::listed::Listed;
+use crate::listed::{ANNOUNCED, Listed};
 use crate::snapshot::Unknown;
 
 /// So many of one request.
@@ -23,15 +23,28 @@ pub async fn list(client: &Client) -> (Listed, Vec<Unknown>) {
         ("", "v1", "Endpoints", "endpoints", &mut listed.endpoints),
         ("networking.k8s.io", "v1", "ServiceCIDR", "servicecidrs", &mut listed.service_cidrs),
         ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", &mut listed.network_policies),
+        ("coordination.k8s.io", "v1", "Lease", "leases", &mut listed.leases),
+        ("metallb.io", "v1beta1", "ServiceL2Status", "servicel2statuses", &mut listed.l2_statuses),
+        ("metallb.io", "v1beta1", "ServiceBGPStatus", "servicebgpstatuses", &mut listed.bgp_statuses),
     ];
     for (group, version, kind, plural, into) in kinds {
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
         match pages(client, &resource).await {
             Ok(objects) => *into = objects,
+            // A cluster without MetalLB's kinds has nobody who tells by them what is announced.
+            Err(kube::Error::Api(status)) if status.code == 404 && group == "metallb.io" => {}
             Err(error) => unknown.push(Unknown { what: plural.to_owned(), why: why(&error, group, plural) }),
         }
     }
+    listed.leases = listed.leases.into_iter().filter_map(announcement).collect();
     (listed, unknown)
+}
+
+/// Of a Lease that records who announces an address only that: its name has the address in it.
+fn announcement(mut lease: Value) -> Option<Value> {
+    lease.pointer("/metadata/annotations")?.get(ANNOUNCED)?;
+    lease.pointer_mut("/metadata")?.as_object_mut()?.remove("name");
+    Some(lease)
 }
 
 async fn pages(client: &Client, resource: &ApiResource) -> Result<Vec<Value>, kube::Error> {

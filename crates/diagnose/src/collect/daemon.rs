@@ -15,7 +15,7 @@ use crate::snapshot::{DaemonState, Unknown};
 
 const METRICS: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 10249);
 const CONNECT: Duration = Duration::from_secs(1);
-const ANSWER: Duration = Duration::from_secs(20);
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// What the daemon says.
 #[derive(Default)]
@@ -46,24 +46,31 @@ pub(super) fn ask() -> Said {
         }
         Err(why) => said.unknown.push(Unknown { what: "the daemon's health".to_owned(), why }),
     }
-    said.note("what the daemon has programmed", json("/programmed"), |said, found| said.state.programmed = found);
-    said.note("the daemon's plans", json("/plan"), |said, found| said.plans = found);
-    let programs = json::<BTreeMap<Family, Value>>("/program").and_then(|programs| {
-        let one = |(family, rules)| {
-            let program = serde_json::json!({"mode": mode, "rules": rules});
-            let program = serde_json::from_value(program).map_err(|error| format!("mode {mode}: {error}"));
-            program.map(|program| (family, program))
-        };
-        programs.into_iter().map(one).collect()
-    });
+    said.note("what the daemon has programmed", || json("/programmed"), |said, found| said.state.programmed = found);
+    said.note("the daemon's plans", || json("/plan"), |said, found| said.plans = found);
+    let programs = || {
+        json::<BTreeMap<Family, Value>>("/program").and_then(|programs| {
+            let one = |(family, rules)| {
+                let program = serde_json::json!({"mode": mode, "rules": rules});
+                let program = serde_json::from_value(program).map_err(|error| format!("mode {mode}: {error}"));
+                program.map(|program| (family, program))
+            };
+            programs.into_iter().map(one).collect()
+        })
+    };
     said.note("the rules that the daemon made", programs, |said, found| said.programs = found);
     said.state.mode = Some(mode);
     said
 }
 
 impl Said {
-    fn note<T>(&mut self, what: &str, found: Result<T, String>, take: impl FnOnce(&mut Said, T)) {
-        match found {
+    /// One question that is not answered is the last: each takes as long as the patience.
+    fn note<T>(&mut self, what: &str, ask: impl FnOnce() -> Result<T, String>, take: impl FnOnce(&mut Said, T)) {
+        if !self.unknown.is_empty() {
+            let why = "not asked, as the daemon left a question unanswered".to_owned();
+            return self.unknown.push(Unknown { what: what.to_owned(), why });
+        }
+        match ask() {
             Ok(found) => take(self, found),
             Err(why) => self.unknown.push(Unknown { what: what.to_owned(), why }),
         }

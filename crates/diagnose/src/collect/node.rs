@@ -2,16 +2,22 @@
 
 use serde_json::Value;
 use signpost_core::object::Family;
-use signpost_datapath::conntrack::Conntrack;
 use signpost_datapath::iptables::names::is_ours;
 
-use super::{daemon, host};
+use super::{daemon, flows, host};
 use crate::firewall::{read_iptables, read_nftables};
 use crate::network;
-use crate::snapshot::{ConntrackState, NodeState, ProxyTrace, UdpFlow, Unknown};
+use crate::snapshot::{NodeState, ProxyTrace, Unknown};
 
-/// More flows than this are not kept.
-const MOST_FLOWS: usize = 2_000;
+/// What a node tells of itself without its rules: cheap enough to be looked at all the time.
+pub(super) fn glance() -> NodeState {
+    let mut state = NodeState { sysctls: host::sysctls(), ..NodeState::default() };
+    flows::conntrack(&mut state);
+    if let Ok(interfaces) = host::json("ip", &["-json", "-details", "address"]) {
+        state.interfaces = network::interfaces(&interfaces);
+    }
+    state
+}
 
 pub(super) fn look() -> NodeState {
     let said = daemon::ask();
@@ -24,38 +30,12 @@ pub(super) fn look() -> NodeState {
         listeners: host::listeners(),
         ..NodeState::default()
     };
-    conntrack(&mut state);
+    flows::conntrack(&mut state);
     ways(&mut state);
     nftables(&mut state);
     iptables(&mut state);
     proxies(&mut state);
     state
-}
-
-fn conntrack(state: &mut NodeState) {
-    let number = |name: &str| host::sysctl(name).and_then(|value| value.parse().ok());
-    state.conntrack = ConntrackState {
-        count: number("net.netfilter.nf_conntrack_count"),
-        max: number("net.netfilter.nf_conntrack_max"),
-        counters: host::conntrack_counters(),
-        translated_udp: Vec::new(),
-    };
-    for family in [Family::Ipv4, Family::Ipv6] {
-        match Conntrack::new(family).flows() {
-            Ok(flows) => {
-                let translated = flows.into_iter().filter(|flow| flow.zone == 0 && flow.is_translated());
-                let room = MOST_FLOWS.saturating_sub(state.conntrack.translated_udp.len());
-                state.conntrack.translated_udp.extend(translated.take(room).map(|flow| UdpFlow {
-                    client: flow.original.source,
-                    to: flow.original.destination,
-                    backend: flow.reply.source,
-                }));
-            }
-            Err(error) => {
-                state.unknown.push(Unknown { what: format!("{family} flows of conntrack"), why: error.to_string() })
-            }
-        }
-    }
 }
 
 fn ways(state: &mut NodeState) {

@@ -327,7 +327,11 @@ fn none_ready(name: &ObjectName, selector: &str, pods: &[PodObject<'_>]) -> Find
     if let Some((pod, why)) = staying.iter().find_map(|pod| Some((pod, pod.crash()?))) {
         return Finding::new(Code::PodsCrash, Severity::Broken, format!("pod {}: {why}", pod.name()))
             .measured(format!("none of {count} pods is ready"))
-            .next(format!("kubectl logs -n {} {} --previous", name.namespace, pod.name()));
+            // What never ran has left no log.
+            .next(match why.contains("CrashLoopBackOff") || why.contains("ended with status") {
+                true => format!("kubectl logs -n {} {} --previous", name.namespace, pod.name()),
+                false => format!("kubectl describe pod -n {} {}", name.namespace, pod.name()),
+            });
     }
     let without: Vec<String> = staying.iter().filter(|pod| pod.ips().is_empty()).map(|pod| pod.name()).collect();
     if without.len() == staying.len() {

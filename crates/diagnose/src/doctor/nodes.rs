@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use signpost_core::object::{Family, ObjectName, Protocol};
+use signpost_core::object::{Family, ObjectName};
 use signpost_core::plan::{Frontend, FrontendKey, NodePlan, Target};
 
 use super::cause::Code;
 use super::finding::{Diagnosis, Finding, Severity, Verdict};
 use super::ground::Ground;
-use super::{name, selector};
+use super::{flows, name, selector};
 use crate::snapshot::{ComparedWith, Difference, DifferenceKind, KernelState, NodeState, Unknown};
 
 /// Of a Service: what its nodes hold of it. `passed`: the nodes on the ways that were walked.
@@ -19,10 +19,12 @@ pub(super) fn judge(ground: &Ground<'_>, service: &ObjectName, passed: &BTreeSet
         found.extend(daemon(name, state));
         found.extend(kernel(name, state, Some(service)));
         found.extend(plans(ground, name, state, service));
-        found.extend(stale_flows(ground, name, state, service));
+        found.extend(flows::stale(ground, name, state, service));
+        found.extend(flows::ports_taken(name, state, Some(&flows::backends_of(state, service))));
         found.extend(conntrack(name, state));
         found.extend(leftovers(name, state));
     }
+    found.extend(flows::uneven(ground, service));
     found.extend(mtu(ground, passed));
     found
 }
@@ -36,6 +38,7 @@ pub(super) fn diagnosis(ground: &Ground<'_>) -> Diagnosis {
         findings.extend(daemon(name, state));
         findings.extend(kernel(name, state, None));
         findings.extend(conntrack(name, state));
+        findings.extend(flows::ports_taken(name, state, None));
         findings.extend(leftovers(name, state));
     }
     findings.extend(selector::overlaps(ground));
@@ -54,6 +57,38 @@ pub(super) fn diagnosis(ground: &Ground<'_>) -> Diagnosis {
     let known = diagnosis.unknown.is_empty() && names.iter().all(|name| ground.is_read(name));
     diagnosis.conclude(known);
     diagnosis
+}
+
+/// What a node finds in itself, without any object: told before it hurts.
+pub(super) fn of_itself(name: &str, state: &NodeState) -> Vec<Finding> {
+    let mut found = conntrack(name, state);
+    found.extend(flows::ports_taken(name, state, None));
+    found.extend(switches(name, state));
+    found
+}
+
+/// Switches without which a node carries nothing for its pods.
+fn switches(name: &str, state: &NodeState) -> Vec<Finding> {
+    let switches = [
+        ("net.ipv4.ip_forward", Code::NotForwarding, Family::Ipv4),
+        ("net.ipv6.conf.all.forwarding", Code::NotForwardingIpv6, Family::Ipv6),
+    ];
+    let has = |family: Family| {
+        let all = state.interfaces.iter().filter(|one| one.name != "lo").flat_map(|one| &one.addresses);
+        all.map(ipnet::IpNet::addr).any(|address| {
+            let is_link_local = matches!(address, std::net::IpAddr::V6(v6) if v6.is_unicast_link_local());
+            Family::of(address) == family && !is_link_local
+        })
+    };
+    let off = |name: &str| state.sysctls.get(name).is_some_and(|value| value == "0");
+    let found = switches.into_iter().filter(|(switch, _, family)| off(switch) && has(*family));
+    found
+        .map(|(switch, code, family)| {
+            Finding::new(code, Severity::Broken, format!("node {name} does not forward {family} packets"))
+                .measured(format!("{switch} is 0"))
+                .on(name)
+        })
+        .collect()
 }
 
 fn daemon(name: &str, state: &NodeState) -> Option<Finding> {
@@ -204,11 +239,11 @@ fn plans(ground: &Ground<'_>, name: &str, state: &NodeState, service: &ObjectNam
     found
 }
 
-fn of_service<'a>(plan: &'a NodePlan, service: &ObjectName) -> BTreeMap<&'a FrontendKey, &'a Frontend> {
+pub(super) fn of_service<'a>(plan: &'a NodePlan, service: &ObjectName) -> BTreeMap<&'a FrontendKey, &'a Frontend> {
     plan.frontends.iter().filter(|(_, frontend)| frontend.service_port.service == *service).collect()
 }
 
-fn backends(frontend: &Frontend) -> BTreeSet<std::net::SocketAddr> {
+pub(super) fn backends(frontend: &Frontend) -> BTreeSet<std::net::SocketAddr> {
     let routes = [&frontend.from_pod, &frontend.from_node, &frontend.from_elsewhere];
     let of = |target: &Target| match target {
         Target::Backends(backends) => backends.iter().map(|backend| backend.address).collect::<Vec<_>>(),
@@ -273,7 +308,8 @@ fn conntrack(name: &str, state: &NodeState) -> Vec<Finding> {
         && max > 0
     {
         let told = format!("{count} of {max} entries");
-        if count >= max {
+        // A full one makes room for a new entry now and then: a thousandth comes and goes.
+        if count + max / 1000 >= max {
             found.push(
                 Finding::new(
                     Code::ConntrackFull,
@@ -310,37 +346,6 @@ fn conntrack(name: &str, state: &NodeState) -> Vec<Finding> {
             .on(name)
             .next(look()),
         );
-    }
-    found
-}
-
-/// UDP flows to a frontend of the Service that lead to no endpoint of it.
-fn stale_flows(ground: &Ground<'_>, name: &str, state: &NodeState, service: &ObjectName) -> Vec<Finding> {
-    let mut found = Vec::new();
-    for flow in &state.conntrack.translated_udp {
-        let family = Family::of(flow.to.ip());
-        let Some(plan) = state.wanted.get(&family).or_else(|| state.plans.get(&family)) else { continue };
-        let claim = ground.claims.get(&(Some(flow.to.ip()), Protocol::Udp, flow.to.port()));
-        let is_own = claim.and_then(|claims| claims.first()).is_some_and(|claim| claim.service == *service);
-        if !is_own {
-            continue;
-        }
-        let leads = of_service(plan, service).values().any(|frontend| backends(frontend).contains(&flow.backend));
-        if !leads {
-            found.push(
-                Finding::new(
-                    Code::StaleUdpFlow,
-                    Severity::Degraded,
-                    format!(
-                        "a UDP flow of {} on node {name} leads to {}, which is no endpoint any more",
-                        flow.client, flow.backend
-                    ),
-                )
-                .measured(format!("conntrack: {} to {} is rewritten to {}", flow.client, flow.to, flow.backend))
-                .on(name)
-                .next(format!("on node {name}: conntrack -D -p udp --orig-dst {}", flow.to.ip())),
-            );
-        }
     }
     found
 }

@@ -1,5 +1,7 @@
 //! Each judge of objects on a snapshot of its own; what needs a kernel is shown in `scenarios/doctor`.
 
+mod flows;
+
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};

@@ -153,8 +153,13 @@ fn dropped(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>, node: &str, 
     let Some((key, frontend)) = walk::frontend(plan, packet) else {
         let own = ground.service(name).is_some_and(|one| one.cluster_ips().contains(&packet.destination.ip()));
         if own {
-            // It is a Service's, and no node serves it: told by who left it to another proxy.
-            return None;
+            return no_frontend(
+                ground,
+                name,
+                node,
+                packet,
+                "the node drops addresses of a Service range that it does not know",
+            );
         }
         let range = plan.service_cidrs.iter().find(|range| range.contains(&packet.destination.ip()))?;
         return Some(
@@ -297,18 +302,17 @@ fn nowhere(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>, way: &Way) -
     if !service.cluster_ips().contains(&after.destination.ip()) && *done == Done::Untouched {
         return outside(ground, name, case);
     }
-    if service.label(signpost_cluster::convert::SERVICE_PROXY_NAME).is_some() {
-        return None;
-    }
-    Some(
-        Finding::new(
-            Code::NoFrontendOnNode,
-            Severity::Broken,
-            format!("node {node} has no rule for {}", after.destination),
-        )
-        .computed("the packet passes the node's rules as it is, and no router knows the address")
-        .on(node),
-    )
+    let how = "the packet passes the node's rules as it is, and no router knows the address";
+    no_frontend(ground, name, node, after, how)
+}
+
+/// A node that knows nothing of a cluster address of the Service.
+fn no_frontend(ground: &Ground<'_>, name: &ObjectName, node: &str, packet: &Packet, how: &str) -> Option<Finding> {
+    // What is left to another proxy is told so.
+    ground.service(name)?.label(signpost_cluster::convert::SERVICE_PROXY_NAME).is_none().then(|| {
+        let cause = format!("node {node} has no rule for {}", packet.destination);
+        Finding::new(Code::NoFrontendOnNode, Severity::Broken, cause).computed(how).on(node)
+    })
 }
 
 /// An address of the node where nothing answers.
@@ -338,13 +342,18 @@ fn outside(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>) -> Option<Fi
     let address = case.packet.destination.ip();
     let external = service.external_ips().contains(&address);
     (external || service.ingress().contains(&address)).then(|| {
-        // A load-balancer address may be announced by ARP, NDP or BGP, which no snapshot holds.
-        let (what, severity, known) = match external {
-            true => ("external address", Severity::Broken, "no node has it, and none is known to announce it"),
-            false => (
+        // What leads to the nodes of a real cluster besides its own announcers is not seen from here.
+        let (what, severity, known) = match (external, ground.snapshot.lab) {
+            (true, _) => ("external address", Severity::Broken, "no node has it, and none is known to announce it"),
+            (false, true) => (
+                "load-balancer address",
+                Severity::Broken,
+                "no node announces it by ARP, NDP or BGP, and no route leads to it",
+            ),
+            (false, false) => (
                 "load-balancer address",
                 Severity::Degraded,
-                "no route leads to it; whether a node announces it is not seen",
+                "no node says that it announces it; what else may lead there is not seen",
             ),
         };
         Finding::new(Code::ExternalIpUnrouted, severity, format!("nothing leads to the {what} {address}"))
@@ -555,7 +564,7 @@ fn hairpin(ground: &Ground<'_>, way: &Way) -> Option<Finding> {
     (called && off).then(|| {
         Finding::new(
             Code::HairpinOff,
-            Severity::Degraded,
+            Severity::Broken,
             format!("the bridge of node {node} does not send packets of {pod} back to it"),
         )
         .measured("hairpin is off on every port of it")

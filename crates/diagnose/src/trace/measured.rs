@@ -1,20 +1,25 @@
-//! Pure. A packet as it was seen: the first packet of a TCP connection at every interface that it passed, and its answer.
+//! Pure. A packet as it was seen: the first packet of a flow at every interface that it passed, its answer, and the rules
+//! that the kernel says it met.
 //!
 //! ```text
-//! tcpdump at each place ─▶ lines ─▶ Sighting ─▶ of one connection, in order of time ─▶ Measured ─┬─▶ text
-//!                                                          Trace (computed) ──────────────────────┴─▶ agrees?
+//! tcpdump at each place ─▶ lines ─▶ Sighting ─▶ of one flow, in order of time ─┐
+//! nft monitor trace at each node ─▶ RuleSeen ─────────────────────────────────┼─▶ Measured ─┬─▶ text
+//!                                                          Trace (computed) ──┴─────────────┴─▶ agrees?
 //! ```
 //!
-//! Rewriting changes addresses and ports, but not the number of the connection's first byte: by that the packet is known
-//! wherever it comes. All places are network namespaces of one machine, so that their clocks are one.
+//! Rewriting changes addresses and ports, but not the number of a connection's first byte, nor what a datagram carries: by
+//! that the packet is known wherever it comes. An answer by UDP is what comes back where the request passed. All places are
+//! network namespaces of one machine, so that their clocks are one.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use signpost_core::object::Protocol;
 
-use super::{Header, Trace};
+use super::kernel_trace::RuleSeen;
+use super::{Header, Hop, Trace, WayTraced};
 
 /// A packet at an interface.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,10 +38,21 @@ pub struct Sighting {
     /// Whether it is the answer.
     pub is_reply: bool,
     #[serde(skip)]
-    first_byte: u32,
+    key: Key,
 }
 
-/// A connection as it was seen.
+/// By what a packet is known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+enum Key {
+    /// The number of the connection's first byte.
+    FirstByte(u32),
+    /// What the datagram carries, as hexadecimal digits.
+    Payload(String),
+    #[default]
+    None,
+}
+
+/// A flow as it was seen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Measured {
@@ -46,13 +62,27 @@ pub struct Measured {
     pub request: Vec<Sighting>,
     /// Where the answer was.
     pub reply: Vec<Sighting>,
+    /// The rules that the kernel says the request met, node by node.
+    pub rules: Vec<RuleSeen>,
     /// Where it differs from what was computed; empty: it does not.
     pub disagreements: Vec<String>,
 }
 
-/// The first packets of connections and their answers, of what `tcpdump -i any -nn -tt -S` prints at a place.
+/// The first packets of connections and their answers, and datagrams with what they carry, of what
+/// `tcpdump -i any -nn -tt -S -x` prints at a place.
 pub fn sightings(place: &str, output: &str) -> Vec<Sighting> {
-    output.lines().filter_map(|line| sighting(place, line)).collect()
+    let mut all: Vec<Option<Sighting>> = Vec::new();
+    for line in output.lines() {
+        match (line.strip_prefix('\t'), all.last_mut()) {
+            (Some(hex), Some(Some(Sighting { key: Key::Payload(payload), .. }))) => {
+                let digits = hex.split_once(':').map_or(hex, |(_, digits)| digits);
+                payload.extend(digits.chars().filter(char::is_ascii_hexdigit));
+            }
+            (Some(_), _) => {}
+            (None, _) => all.push(sighting(place, line)),
+        }
+    }
+    all.into_iter().flatten().collect()
 }
 
 fn sighting(place: &str, line: &str) -> Option<Sighting> {
@@ -71,17 +101,8 @@ fn sighting(place: &str, line: &str) -> Option<Sighting> {
     words.next().filter(|arrow| *arrow == ">")?;
     let destination = socket(words.next()?.strip_suffix(':')?)?;
     let rest: Vec<&str> = words.collect();
-    let after = |word: &str| {
-        let at = rest.iter().position(|one| *one == word)?;
-        rest.get(at + 1)?.trim_end_matches(',').parse::<u32>().ok()
-    };
-    let flags = rest.get(1)?.trim_end_matches(',');
-    let (is_reply, first_byte) = match flags {
-        "[S]" | "[SEW]" => (false, after("seq")?),
-        // A refusal acknowledges the first byte as an acceptance does.
-        "[S.]" | "[S.E]" | "[R.]" => (true, after("ack")?.wrapping_sub(1)),
-        _ => return None,
-    };
+    let (is_reply, key) =
+        if rest.first() == Some(&"UDP,") { (false, Key::Payload(String::new())) } else { connection(&rest)? };
     Some(Sighting {
         at_s,
         place: place.to_owned(),
@@ -89,8 +110,22 @@ fn sighting(place: &str, line: &str) -> Option<Sighting> {
         comes_in,
         header: Header { source, destination },
         is_reply,
-        first_byte,
+        key,
     })
+}
+
+/// Of a TCP packet that begins a connection or answers to that.
+fn connection(rest: &[&str]) -> Option<(bool, Key)> {
+    let after = |word: &str| {
+        let at = rest.iter().position(|one| *one == word)?;
+        rest.get(at + 1)?.trim_end_matches(',').parse::<u32>().ok()
+    };
+    match rest.get(1)?.trim_end_matches(',') {
+        "[S]" | "[SEW]" => Some((false, Key::FirstByte(after("seq")?))),
+        // A refusal acknowledges the first byte as an acceptance does.
+        "[S.]" | "[S.E]" | "[R.]" => Some((true, Key::FirstByte(after("ack")?.wrapping_sub(1)))),
+        _ => None,
+    }
 }
 
 /// `10.0.0.1.80`, `fd00::1.80`.
@@ -99,22 +134,67 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(address.parse().ok()?, port.parse().ok()?))
 }
 
-/// The connection that a client began from a port, out of all that was seen.
-pub fn measured(all: Vec<Sighting>, from: &str, client: SocketAddr, outcome: String, computed: &Trace) -> Measured {
-    let first =
-        all.iter().find(|seen| !seen.is_reply && seen.place == from && seen.header.source.port() == client.port());
-    let Some(number) = first.map(|first| first.first_byte) else {
-        let disagreements = vec!["the packet was seen nowhere".to_owned()];
-        return Measured { outcome, request: Vec::new(), reply: Vec::new(), disagreements };
+/// What was done to measure, and what came of it.
+#[derive(Debug, Clone)]
+pub struct Attempt<'a> {
+    /// The sender's place.
+    pub from: &'a str,
+    /// Its own socket, as far as it is known.
+    pub client: SocketAddr,
+    /// What a datagram carried; of TCP nothing.
+    pub payload: &'a [u8],
+    /// How it ended, in words.
+    pub outcome: String,
+}
+
+/// The flow that was begun, out of all that was seen.
+pub fn measured(all: Vec<Sighting>, rules: Vec<RuleSeen>, attempt: &Attempt<'_>, computed: &Trace) -> Measured {
+    let mut all = all;
+    all.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    let (request, reply) = match computed.protocol {
+        Protocol::Udp => datagrams(&all, attempt),
+        _ => of_connection(&all, attempt),
     };
-    let mut own: Vec<Sighting> = all.into_iter().filter(|seen| seen.first_byte == number).collect();
-    own.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-    let (reply, request): (Vec<Sighting>, Vec<Sighting>) = own.into_iter().partition(|seen| seen.is_reply);
+    let outcome = attempt.outcome.clone();
+    if request.is_empty() {
+        let disagreements = vec!["the packet was seen nowhere".to_owned()];
+        return Measured { outcome, request, reply, rules, disagreements };
+    }
     // One that was lost is sent again: the first time counts.
-    let request = once(request);
-    let reply = once(reply);
-    let disagreements = disagreements(&request, &reply, client, computed);
-    Measured { outcome, request, reply, disagreements }
+    let (request, reply) = (once(request), once(reply));
+    let mut disagreements = disagreements(&request, &reply, attempt.client, computed);
+    if disagreements.is_empty() {
+        disagreements = rules_differ(&request, &rules, computed);
+    }
+    Measured { outcome, request, reply, rules, disagreements }
+}
+
+fn of_connection(all: &[Sighting], attempt: &Attempt<'_>) -> (Vec<Sighting>, Vec<Sighting>) {
+    let is_first = |seen: &&Sighting| {
+        !seen.is_reply && seen.place == attempt.from && seen.header.source.port() == attempt.client.port()
+    };
+    let Some(first) = all.iter().find(is_first) else { return Default::default() };
+    let (reply, request) = all.iter().filter(|seen| seen.key == first.key).cloned().partition(|seen| seen.is_reply);
+    (request, reply)
+}
+
+/// What carries the payload is the request; what comes back at a place where that passed is its answer.
+fn datagrams(all: &[Sighting], attempt: &Attempt<'_>) -> (Vec<Sighting>, Vec<Sighting>) {
+    let mut wanted = String::new();
+    for byte in attempt.payload {
+        let _ = write!(wanted, "{byte:02x}");
+    }
+    let (mut request, mut reply): (Vec<Sighting>, Vec<Sighting>) = Default::default();
+    for seen in all {
+        let Key::Payload(carries) = &seen.key else { continue };
+        let back = Header { source: seen.header.destination, destination: seen.header.source };
+        if request.iter().any(|passed| passed.place == seen.place && passed.header == back) {
+            reply.push(Sighting { is_reply: true, ..seen.clone() });
+        } else if carries.contains(&wanted) {
+            request.push(seen.clone());
+        }
+    }
+    (request, reply)
 }
 
 fn once(all: Vec<Sighting>) -> Vec<Sighting> {
@@ -139,26 +219,61 @@ fn changes(headers: impl Iterator<Item = Header>, is_reply: bool) -> Vec<(String
     all
 }
 
+/// The packet as it is where it can be seen: what happens between two interfaces of one node shows as one change. What a
+/// process asked for before its socket was given another destination was never on a wire.
+fn on_wire(hops: &[Hop]) -> Vec<Header> {
+    let socket = hops.iter().position(|hop| hop.place == "socket" && hop.changed().1).map_or(0, |at| at + 1);
+    let is_seen = |hop: &&Hop| hop.place.starts_with("wire") || hop.place.starts_with("pod ") || hop.place == "outside";
+    hops[socket..].iter().filter(is_seen).map(|hop| hop.after).collect()
+}
+
+/// The computed way that the packet took.
+fn way_taken<'a>(request: &[Sighting], computed: &'a Trace) -> Option<&'a WayTraced> {
+    let seen = changes(request.iter().map(|one| one.header), false);
+    computed.ways.iter().find(|way| changes(on_wire(&way.forward).into_iter(), false) == seen)
+}
+
+/// Where the kernel says that a rule rewrote the packet, and the computed way knows of none there, or the reverse.
+fn rules_differ(request: &[Sighting], rules: &[RuleSeen], computed: &Trace) -> Vec<String> {
+    let mut found = Vec::new();
+    let Some(way) = way_taken(request, computed) else { return found };
+    let nodes: BTreeSet<&str> = way.forward.iter().filter_map(|hop| hop.node.as_deref()).collect();
+    for node in nodes {
+        let hop = way.forward.iter().find(|hop| {
+            hop.node.as_deref() == Some(node)
+                && matches!(&*hop.place, "hook prerouting" | "hook output")
+                && hop.changed().1
+        });
+        let seen = rules.iter().find(|rule| rule.node == node && rule.rewrites());
+        match (hop, seen) {
+            (Some(hop), Some(rule)) if !hop.rules.iter().any(|told| told.contains(rule.chain())) => {
+                let told = hop.rules.join(", ");
+                found.push(format!("node {node} rewrote it in {}, and computed is {told}", rule.place));
+            }
+            (Some(_), None) => {
+                found.push(format!("no rule of node {node} was seen to rewrite it, and one was computed"))
+            }
+            (None, Some(rule)) => {
+                found.push(format!("node {node} rewrote it in {}, which was not computed", rule.place))
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
 fn disagreements(request: &[Sighting], reply: &[Sighting], client: SocketAddr, computed: &Trace) -> Vec<String> {
     let mut found = Vec::new();
     let seen = changes(request.iter().map(|one| one.header), false);
-    // What happens between two interfaces of one node shows as one change: only what is on a wire can be compared.
-    let wire = |hops: &[super::Hop]| -> Vec<Header> {
-        let on_wire = |hop: &&super::Hop| {
-            hop.place.starts_with("wire") || hop.place.starts_with("pod ") || hop.place == "outside"
-        };
-        hops.iter().filter(on_wire).map(|hop| hop.after).collect()
-    };
-    let same_way = computed.ways.iter().find(|way| changes(wire(&way.forward).into_iter(), false) == seen);
-    match same_way {
+    match way_taken(request, computed) {
         None => {
             let wanted: Vec<String> =
-                computed.ways.iter().map(|way| said(&changes(wire(&way.forward).into_iter(), false))).collect();
+                computed.ways.iter().map(|way| said(&changes(on_wire(&way.forward).into_iter(), false))).collect();
             found.push(format!("the request was seen as {}, and computed as {}", said(&seen), wanted.join(" or ")));
         }
         Some(way) => {
             let back = changes(reply.iter().map(|one| one.header), true);
-            let wanted = changes(wire(&way.reply).into_iter(), true);
+            let wanted = changes(on_wire(&way.reply).into_iter(), true);
             let refused = !way.answers;
             if !refused && back != wanted {
                 found.push(format!("the answer was seen as {}, and computed as {}", said(&back), said(&wanted)));
@@ -200,6 +315,12 @@ pub fn text(measured: &Measured) -> String {
             last = seen.at_s;
         }
     }
+    if !measured.rules.is_empty() {
+        out.push_str("rules, as the kernel tells\n");
+    }
+    for rule in &measured.rules {
+        let _ = writeln!(out, "  node {}  {}  {}  ({})", rule.node, rule.place, rule.text, rule.verdict);
+    }
     if measured.disagreements.is_empty() {
         out.push_str("√ measured and computed agree\n");
     }
@@ -232,7 +353,13 @@ mod tests {
             "assumptions": [],
         }))
         .unwrap();
-        let found = measured(all, "pod client", "10.244.2.3:41234".parse().unwrap(), "connected".to_owned(), &computed);
+        let attempt = Attempt {
+            from: "pod client",
+            client: "10.244.2.3:41234".parse().unwrap(),
+            payload: &[],
+            outcome: "connected".to_owned(),
+        };
+        let found = measured(all, Vec::new(), &attempt, &computed);
         assert_eq!((found.request.len(), found.reply.len()), (3, 2));
         assert_eq!(found.request[2].header.destination, "10.244.1.2:8080".parse().unwrap());
         // Nothing was computed, so that they disagree, and both are told.
@@ -241,10 +368,29 @@ mod tests {
     }
 
     #[test]
+    fn a_datagram_is_known_by_what_it_carries_and_its_answer_by_where_it_comes_back() {
+        let client = "1.0 eth0 Out IP 10.244.2.3.4000 > 10.96.0.10.53: UDP, length 4\n\t0x0000:  4500 0020 6162\n\t0x0010:  6364\n\
+            1.1 eth0 Out IP 10.244.2.3.4001 > 10.96.0.10.53: UDP, length 4\n\t0x0000:  4500 0020 7777\n\
+            1.4 eth0 In IP 10.96.0.10.53 > 10.244.2.3.4000: UDP, length 4\n\t0x0000:  4500 0020 6162 6364\n";
+        let pod = "1.2 eth0 In IP 10.244.2.3.4000 > 10.244.1.2.5353: UDP, length 4\n\t0x0000:  4500 0020 6162 6364\n\
+            1.3 eth0 Out IP 10.244.1.2.5353 > 10.244.2.3.4000: UDP, length 4\n\t0x0000:  4500 0020 6f6b\n";
+        let all = [sightings("pod client", client), sightings("pod dns", pod)].concat();
+        let attempt = Attempt {
+            from: "pod client",
+            client: "10.244.2.3:4000".parse().unwrap(),
+            payload: b"abcd",
+            outcome: String::new(),
+        };
+        let (request, reply) = datagrams(&all, &attempt);
+        let at = |all: &[Sighting]| all.iter().map(|seen| seen.place.clone()).collect::<Vec<_>>();
+        assert_eq!((at(&request), at(&reply).len()), (vec!["pod client".to_owned(), "pod dns".to_owned()], 2));
+    }
+
+    #[test]
     fn ipv6_and_refusals_are_read_and_garbage_is_not() {
         let line = "1.5 eth0 In IP6 fd00::1.80 > fd00::2.41234: Flags [R.], seq 0, ack 6, win 0, length 0\n";
         let found = sightings("node n1", line);
-        assert!(found[0].is_reply && found[0].first_byte == 5);
+        assert!(found[0].is_reply && found[0].key == Key::FirstByte(5));
         assert!(sightings("x", "a b c\n1.5 eth0 In IP 1.2.3.4 > 1.2.3.5: ICMP echo\n\n1.5 eth0 P IP\n").is_empty());
     }
 }

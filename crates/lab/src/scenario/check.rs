@@ -98,6 +98,7 @@ fn problem(step: &Step, names: &Names) -> Option<String> {
             let from = probe.from.as_ref().and_then(|from| names.source(from));
             from.or_else(|| probe.to.as_ref().and_then(|to| names.target(to)))
         }
+        StepKind::Trace(trace) => names.source(&trace.from).or_else(|| names.target(&trace.to)),
         StepKind::Load(load) => names.source(&load.from).or_else(|| names.target(&load.to)),
         StepKind::Exec { on, .. } => names.source(on),
         StepKind::Set { pod, .. } => names.pod(&PodName::parse(pod)),

@@ -171,9 +171,15 @@ async fn work(
             took: started.elapsed(),
             failure,
         };
+        let failed = report.failure.is_some();
         // Nobody reads any more when the runner was interrupted.
         let _ = send.send((job.index, report));
         current = match stage {
+            // What it did to a node's kernel by hand was not undone: it must not fail the next one.
+            Ok(stage) if failed => {
+                stage.close().await;
+                None
+            }
             Ok(stage) => swept(stage).await.map(|stage| (key, stage)),
             Err(_) => None,
         };

@@ -4,6 +4,7 @@
 mod attempt;
 mod doctor;
 mod load;
+mod trace;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -109,7 +110,7 @@ impl Run<'_> {
             }
             StepKind::Load(load) => self.load(load).await,
             StepKind::End { load, lost } => self.end_load(load, *lost).await,
-            StepKind::Exec { on, run, expect } => self.exec(on, run, expect).await,
+            StepKind::Exec { on, run, wait, expect } => self.exec(on, run, *wait, expect).await,
             other => self.daemon_step(other).await,
         }
     }
@@ -128,6 +129,7 @@ impl Run<'_> {
             StepKind::Cut(node) => self.stage.set_link(node, false).await,
             StepKind::Mend(node) => self.stage.set_link(node, true).await,
             StepKind::Doctor(step) => self.doctor(step).await,
+            StepKind::Trace(step) => self.trace(step).await,
             _ => unreachable!("Run::step has every other verb"),
         }
     }

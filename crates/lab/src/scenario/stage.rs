@@ -288,6 +288,14 @@ impl Stage {
         self.lab.namespace_of(&place(source)).map_err(told)
     }
 
+    /// The network namespace of a place.
+    ///
+    /// # Errors
+    /// There is no such place.
+    pub fn namespace_of(&self, place: &Place) -> Result<Netns, String> {
+        self.lab.namespace_of(place).map_err(told)
+    }
+
     /// Where a sender's sockets are made.
     ///
     /// # Errors

@@ -3,10 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use anyhow::bail;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockType, SockaddrStorage, connect, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
 use serde::Serialize;
 use signpost_core::object::{ObjectName, Protocol};
 use signpost_diagnose::address::{Destination, PodName, PortRef, Scheme, ServiceRef, Source, Target};
@@ -14,9 +18,9 @@ use signpost_diagnose::doctor::text::target as shown;
 use signpost_diagnose::doctor::{Question, To};
 use signpost_diagnose::snapshot::Snapshot;
 use signpost_diagnose::trace::{self, trace};
-use signpost_lab::Netns;
+use signpost_lab::sockets::{Kind, Sockets};
 
-use super::measure::{namespaces, place_of};
+use super::measure::sockets;
 
 /// So many of each.
 const TRIES: usize = 5;
@@ -48,17 +52,15 @@ pub(super) fn probe(snapshot: &Snapshot, service: &ObjectName, question: &Questi
     let targets = targets(snapshot, service, question);
     let connections = senders.len() * targets.len() * TRIES;
     eprintln!("signpost: {connections} connections to {service} from {}; nothing else is made", list(&senders));
-    let places = senders.iter().map(|from| (from.to_string(), place_of(from))).collect();
-    let spaces = namespaces(lab, &places)?;
     let mut all = Vec::new();
     for from in &senders {
-        let Some(netns) = spaces.get(&from.to_string()) else { continue };
+        let sockets = sockets(lab, snapshot, from)?;
         for to in &targets {
             let question = trace::Question { from: from.clone(), to: to.clone(), family: None, protocol: None };
             // What has no address is told by the diagnosis.
             let Ok(computed) = trace(snapshot, &question) else { continue };
             let Ok(at) = computed.to.parse::<SocketAddr>() else { continue };
-            all.push(one(netns, from, to, at, computed.protocol, &computed.outcome, computed.reached));
+            all.push(one(&sockets, from, to, at, computed.protocol, &computed.outcome, computed.reached));
         }
     }
     Ok(all)
@@ -69,7 +71,7 @@ fn list(senders: &[Source]) -> String {
 }
 
 fn one(
-    netns: &Netns,
+    sockets: &Sockets,
     from: &Source,
     to: &Target,
     at: SocketAddr,
@@ -77,7 +79,7 @@ fn one(
     computed: &str,
     reached: bool,
 ) -> Probed {
-    let results: Vec<io::Result<()>> = netns.run(|| (0..TRIES).map(|_| attempt(at, protocol)).collect());
+    let results: Vec<io::Result<()>> = (0..TRIES).map(|_| attempt(sockets, at, protocol)).collect();
     let answered = results.iter().filter(|result| result.is_ok()).count();
     let mut failures = BTreeMap::new();
     for error in results.into_iter().filter_map(Result::err) {
@@ -97,16 +99,27 @@ fn one(
     }
 }
 
-fn attempt(at: SocketAddr, protocol: Protocol) -> io::Result<()> {
-    if protocol == Protocol::Udp {
-        let any: SocketAddr = if at.is_ipv4() { ([0; 4], 0).into() } else { (IpAddr::from([0u16; 8]), 0).into() };
-        let socket = UdpSocket::bind(any)?;
-        socket.set_read_timeout(Some(TIMEOUT))?;
-        socket.connect(at)?;
-        socket.send(b"signpost")?;
-        return socket.recv(&mut [0; 64]).map(|_| ());
+fn attempt(sockets: &Sockets, at: SocketAddr, protocol: Protocol) -> io::Result<()> {
+    let family = if at.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let sort = if protocol == Protocol::Udp { SockType::Datagram } else { SockType::Stream };
+    let descriptor = sockets.make(Kind { family, sort, protocol: None, nonblocking: false })?;
+    let patience = TimeVal::seconds(TIMEOUT.as_secs().cast_signed());
+    setsockopt(&descriptor, sockopt::SendTimeout, &patience)?;
+    setsockopt(&descriptor, sockopt::ReceiveTimeout, &patience)?;
+    match connect(descriptor.as_raw_fd(), &SockaddrStorage::from(at)) {
+        // What a blocking call says whose time is over.
+        Err(Errno::EINPROGRESS) => return Err(io::ErrorKind::TimedOut.into()),
+        other => other?,
     }
-    TcpStream::connect_timeout(&at, TIMEOUT).map(|_| ())
+    if protocol == Protocol::Udp {
+        let socket = UdpSocket::from(descriptor);
+        socket.send(b"signpost")?;
+        return match socket.recv(&mut [0; 64 * 1024]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::TimedOut.into()),
+            other => other.map(drop),
+        };
+    }
+    Ok(())
 }
 
 fn senders(snapshot: &Snapshot, question: &Question) -> Vec<Source> {

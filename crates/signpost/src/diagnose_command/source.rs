@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use signpost_diagnose::collect::{self, Find, Reach, api};
 use signpost_diagnose::planned::plan_anew;
-use signpost_diagnose::snapshot::Snapshot;
+use signpost_diagnose::snapshot::{NodeState, Snapshot};
 use signpost_lab::state::Record;
 use signpost_lab::{DEFAULT_NAME, inspection, state};
 
@@ -139,6 +139,11 @@ fn read(file: &Path) -> anyhow::Result<Snapshot> {
         std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
     };
     let mut snapshot = Snapshot::parse(&text).with_context(|| file.display().to_string())?;
+    for name in snapshot.objects.nodes.iter().filter_map(signpost_diagnose::listed::name) {
+        let unreached = Some("the file tells nothing of it".to_owned());
+        let nothing = NodeState { unreached, ..NodeState::default() };
+        snapshot.nodes.entry(name.to_owned()).or_insert(nothing);
+    }
     plan_anew(&snapshot.objects, &mut snapshot.nodes);
     Ok(snapshot)
 }

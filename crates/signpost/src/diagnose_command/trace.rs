@@ -38,8 +38,9 @@ pub struct TraceCommand {
     /// How it is shown.
     #[arg(short, long, value_enum, default_value_t = Output::Tree)]
     output: Output,
-    /// In a lab: make one TCP connection there, listen for its packet at every interface, and compare. tcpdump runs at the
-    /// sender, the nodes and the pods that may answer; nothing else is made, and no rule is touched.
+    /// In a lab: make one connection (or send one datagram) there, look for its packet at every interface and in the rules of
+    /// each node, and compare. tcpdump runs at the sender, the nodes and the pods that may answer; each node gets a table
+    /// signpost-trace for that time, by which its kernel tells what the packet meets; no rule of a Service is touched.
     #[arg(long, conflicts_with = "from_file")]
     measure: bool,
     /// Keep what was read in this file as well.
@@ -139,8 +140,10 @@ impl TraceCommand {
         let Some(lab) = snapshot.origin.strip_prefix("lab ") else { bail!("--measure needs a lab") };
         let count = snapshot.nodes.len();
         eprintln!(
-            "signpost: one connection from {} to {}, and tcpdump on {count} nodes and in the pods",
-            found.from, found.to
+            "signpost: one {} from {} to {}; tcpdump and a table signpost-trace on {count} nodes, tcpdump in the pods; all go again",
+            if found.protocol == Protocol::Udp { "datagram" } else { "connection" },
+            found.from,
+            found.to
         );
         measure(lab, snapshot, &self.from, found).map(Some)
     }

@@ -65,9 +65,18 @@ impl ExecCommand {
         Netns::open(netns).and_then(|netns| netns.enter()).with_context(gone)?;
         own_mounts::enter(&self.target).with_context(|| format!("cannot make the view of {}", self.target))?;
         let (program, arguments) = self.command.split_first().context("no program was given")?;
-        let error = Command::new(program).args(arguments).exec();
+        // This program is there even where it is on no PATH.
+        let error = match &**program {
+            "signpost" if !is_on_path(program) => Command::new("/proc/self/exe").arg0(program).args(arguments).exec(),
+            _ => Command::new(program).args(arguments).exec(),
+        };
         bail!("cannot run {program}: {error}")
     }
+}
+
+fn is_on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 /// The next answer; what the lab waits for before it is told to the person.

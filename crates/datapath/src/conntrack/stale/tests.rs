@@ -28,6 +28,7 @@ fn flow(to: &str, answered_by: &str) -> Flow {
         reply: Tuple { source: socket(answered_by), destination: socket(CLIENT) },
         id: 1,
         zone: 0,
+        established: false,
     }
 }
 

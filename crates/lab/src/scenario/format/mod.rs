@@ -22,7 +22,7 @@ use serde_json::Value;
 pub use self::expect::{Deviation, Expect, Fails, PeerExpect, Share};
 pub use self::step::{
     DeleteStep, DoctorStep, EventStep, ExecExpect, LoadStep, ObjectRef, ObjectStep, PatchStep, PodChange, Probe,
-    RouteStep, SaveFrom, Step, StepKind,
+    RouteStep, SaveFrom, Step, StepKind, TraceStep,
 };
 pub use self::values::{FamilyRun, Listen, Mode, NodeSpec, Router, parse_duration};
 

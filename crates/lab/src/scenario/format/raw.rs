@@ -116,6 +116,7 @@ pub(super) struct Step {
     pub end: Option<End>,
     pub exec: Option<Exec>,
     pub doctor: Option<Doctor>,
+    pub trace: Option<Trace>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -258,6 +259,7 @@ pub(super) struct EndExpect {
 pub(super) struct Exec {
     pub on: String,
     pub run: Vec<String>,
+    pub wait: Option<bool>,
     #[serde(default)]
     pub expect: ExecExpect,
 }
@@ -273,9 +275,10 @@ pub(super) struct ExecExpect {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Doctor {
-    pub service: String,
+    pub service: Option<String>,
     pub from: Option<String>,
     pub to: Option<String>,
+    pub wait: Option<bool>,
     pub within: Option<Span>,
     pub expect: DoctorExpect,
 }
@@ -288,4 +291,25 @@ pub(super) struct DoctorExpect {
     #[serde(default)]
     pub codes: Vec<String>,
     pub verdict: Option<String>,
+}
+
+/// `trace`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Trace {
+    pub from: String,
+    pub to: String,
+    pub expect: TraceExpect,
+}
+
+/// What it must show.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TraceExpect {
+    pub vanishes: Option<String>,
+    #[serde(default)]
+    pub request: Vec<String>,
+    #[serde(default)]
+    pub answer: Vec<String>,
+    pub agrees: Option<bool>,
 }

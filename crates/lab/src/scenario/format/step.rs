@@ -96,11 +96,15 @@ pub enum StepKind {
         on: Source,
         /// Program and arguments.
         run: Vec<String>,
+        /// Whether every living daemon is waited for first.
+        wait: bool,
         /// What must come of it.
         expect: ExecExpect,
     },
     /// Asks the doctor.
     Doctor(DoctorStep),
+    /// Computes and measures the way of a packet.
+    Trace(TraceStep),
 }
 
 /// A probe as the file says it.
@@ -236,11 +240,11 @@ pub struct LoadStep {
     pub rate_per_s: u32,
 }
 
-/// `doctor`: what it must say of a Service.
+/// `doctor`: what it must say of a Service, or of the nodes.
 #[derive(Debug, Clone)]
 pub struct DoctorStep {
-    /// Namespace and name of the Service.
-    pub service: PodName,
+    /// Namespace and name of the Service; `None`: of the nodes as such.
+    pub service: Option<PodName>,
     /// From one client; `None`: from a pod of each node.
     pub from: Option<Source>,
     /// To one destination; `None`: to every port of the Service.
@@ -251,8 +255,27 @@ pub struct DoctorStep {
     pub codes: Vec<Code>,
     /// The verdict.
     pub verdict: Option<Verdict>,
+    /// Whether every living daemon is waited for first.
+    pub wait: bool,
     /// At the latest then.
     pub within: Duration,
+}
+
+/// `trace`: the way of a packet, computed and measured.
+#[derive(Debug, Clone)]
+pub struct TraceStep {
+    /// The sender.
+    pub from: Source,
+    /// The destination.
+    pub to: Target,
+    /// Where the address that was asked for vanishes: node and place.
+    pub vanishes: Option<String>,
+    /// The hops of the request: `NODE: PLACE`, or the place alone if it is on no node; empty: not looked at.
+    pub request: Vec<String>,
+    /// Those of the answer.
+    pub answer: Vec<String>,
+    /// Whether the measured way must agree with the computed one, or must not.
+    pub agrees: bool,
 }
 
 /// What must come of a program.
@@ -310,6 +333,7 @@ fn verbs(raw: &raw::Step) -> Vec<&'static str> {
         ("end", raw.end.is_some()),
         ("exec", raw.exec.is_some()),
         ("doctor", raw.doctor.is_some()),
+        ("trace", raw.trace.is_some()),
     ]
     .into_iter()
     .filter_map(|(verb, there)| there.then_some(verb))
@@ -396,7 +420,7 @@ fn node_verb(raw: raw::Step) -> Result<StepKind, Problem> {
     if let Some(pause) = raw.pause {
         return Ok(StepKind::Pause(pause.0));
     }
-    traffic_verb(raw.load, raw.end, raw.exec, raw.doctor)
+    traffic_verb(raw.load, raw.end, raw.exec, raw.doctor, raw.trace)
 }
 
 fn traffic_verb(
@@ -404,6 +428,7 @@ fn traffic_verb(
     end: Option<raw::End>,
     exec: Option<raw::Exec>,
     doctor: Option<raw::Doctor>,
+    trace: Option<raw::Trace>,
 ) -> Result<StepKind, Problem> {
     if let Some(load) = load {
         let rate = load.rate.strip_suffix("/s").and_then(|rate| rate.parse().ok());
@@ -423,10 +448,24 @@ fn traffic_verb(
         let on = exec.on.parse().map_err(|problem: String| Problem::new("on", problem))?;
         let stdout = exec.expect.stdout.map(|text| pattern("stdout", text)).transpose()?;
         let expect = ExecExpect { status: exec.expect.status.unwrap_or(0), stdout };
-        return Ok(StepKind::Exec { on, run: exec.run, expect });
+        return Ok(StepKind::Exec { on, run: exec.run, wait: exec.wait.unwrap_or(true), expect });
+    }
+    if let Some(trace) = trace {
+        return Ok(StepKind::Trace(trace_step(trace)?));
     }
     let doctor = doctor.ok_or_else(|| Problem::new("steps", "this step does nothing"))?;
     Ok(StepKind::Doctor(doctor_step(doctor)?))
+}
+
+fn trace_step(raw: raw::Trace) -> Result<TraceStep, Problem> {
+    Ok(TraceStep {
+        from: raw.from.parse().map_err(|problem: String| Problem::new("from", problem))?,
+        to: raw.to.parse().map_err(|problem: String| Problem::new("to", problem))?,
+        vanishes: raw.expect.vanishes,
+        request: raw.expect.request,
+        answer: raw.expect.answer,
+        agrees: raw.expect.agrees.unwrap_or(true),
+    })
 }
 
 fn doctor_step(raw: raw::Doctor) -> Result<DoctorStep, Problem> {
@@ -437,7 +476,8 @@ fn doctor_step(raw: raw::Doctor) -> Result<DoctorStep, Problem> {
         known.map_err(|_| Problem::new("verdict", format!("{text} is none: healthy, degraded, broken or undetermined")))
     });
     let step = DoctorStep {
-        service: PodName::parse(&raw.service),
+        service: raw.service.as_deref().map(PodName::parse),
+        wait: raw.wait.unwrap_or(true),
         from: raw.from.map(|text| text.parse().map_err(|problem: String| Problem::new("from", problem))).transpose()?,
         to: raw.to.map(|text| text.parse().map_err(|problem: String| Problem::new("to", problem))).transpose()?,
         first: expect.code.as_ref().map(code).transpose()?,
@@ -447,6 +487,9 @@ fn doctor_step(raw: raw::Doctor) -> Result<DoctorStep, Problem> {
     };
     if step.first.is_none() && step.codes.is_empty() && step.verdict.is_none() {
         return Err(Problem::new("doctor", "expects nothing: code, codes or verdict"));
+    }
+    if step.service.is_none() && (step.from.is_some() || step.to.is_some()) {
+        return Err(Problem::new("service", "from and to are of a Service"));
     }
     Ok(step)
 }

@@ -1,6 +1,6 @@
 //! What the doctor says: in a step of its own, and as a second opinion after each probe.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use signpost_core::object::ObjectName;
 use signpost_diagnose::doctor::finding::{Diagnosis, Verdict};
@@ -13,14 +13,20 @@ use crate::scenario::address::{Destination, Source, Target};
 use crate::scenario::format::{DoctorStep, Expect, Fails, Probe};
 use crate::scenario::stage::told;
 
+/// How long a second opinion may take to be the right one.
+const SECOND_OPINION: Duration = Duration::from_secs(10);
+
 impl Run<'_> {
     pub(super) async fn doctor(&mut self, step: &DoctorStep) -> Result<(), String> {
-        self.stage.settle().await?;
-        let name = ObjectName::new(&step.service.namespace, &step.service.name);
+        if step.wait {
+            self.stage.settle().await?;
+        }
+        let name = step.service.as_ref().map(|service| ObjectName::new(&service.namespace, &service.name));
         let deadline = Instant::now() + patient(step.within);
         loop {
-            let report = self.ask_doctor(&name, step.from.as_ref(), step.to.as_ref()).await?;
-            let Some(diagnosis) = report.services.first() else { return Err("the doctor says nothing".to_owned()) };
+            let report = self.ask_doctor(name.as_ref(), step.from.as_ref(), step.to.as_ref()).await?;
+            let said = if name.is_some() { report.services.first() } else { report.nodes.as_ref() };
+            let Some(diagnosis) = said else { return Err("the doctor says nothing".to_owned()) };
             let Some(wanted) = differs(step, diagnosis) else { return Ok(()) };
             if Instant::now() > deadline {
                 return Err(format!("expected   {wanted}\ncame       {}", text(&report, Style::default())));
@@ -31,23 +37,19 @@ impl Run<'_> {
 
     async fn ask_doctor(
         &self,
-        service: &ObjectName,
+        service: Option<&ObjectName>,
         from: Option<&Source>,
         to: Option<&Target>,
     ) -> Result<Report, String> {
         let snapshot = self.stage.inspect().await?;
         let to = to.map(|to| self.without_saved(to)).transpose()?;
-        let question = Question {
-            service: Some(service.clone()),
-            from: from.cloned(),
-            to: to.map(To::Target),
-            ..Question::default()
-        };
+        let question =
+            Question { service: service.cloned(), from: from.cloned(), to: to.map(To::Target), ..Question::default() };
         diagnose(&snapshot, &question).map_err(told)
     }
 
     /// A saved address as a literal.
-    fn without_saved(&self, to: &Target) -> Result<Target, String> {
+    pub(super) fn without_saved(&self, to: &Target) -> Result<Target, String> {
         let Destination::Saved(name, _) = &to.destination else { return Ok(to.clone()) };
         let saved = self.saved.get(name).ok_or_else(|| format!("there is no saved address {name}"))?;
         let address = saved.addresses.first().ok_or_else(|| format!("${name} has no address"))?;
@@ -74,16 +76,21 @@ impl Run<'_> {
             return Ok(());
         };
         let name = ObjectName::new(&service.namespace, &service.name);
-        let report = self.ask_doctor(&name, Some(from), Some(to)).await?;
-        let Some(diagnosis) = report.services.first() else { return Ok(()) };
-        let says = || text(&report, Style::default());
         let fails = expect.fails.is_some();
-        match diagnosis.verdict {
-            Verdict::Broken if !fails => Err(format!("the probe got its answers, but the doctor says: {}", says())),
-            Verdict::Healthy if fails && expect.fails != Some(Fails::Any) => {
-                Err(format!("the probe got no answer, but the doctor says: {}", says()))
+        // What a node tells of itself through the API comes a moment after it serves.
+        let deadline = Instant::now() + patient(SECOND_OPINION);
+        loop {
+            let report = self.ask_doctor(Some(&name), Some(from), Some(to)).await?;
+            let Some(diagnosis) = report.services.first() else { return Ok(()) };
+            let problem = match diagnosis.verdict {
+                Verdict::Broken if !fails => "the probe got its answers",
+                Verdict::Healthy if fails && expect.fails != Some(Fails::Any) => "the probe got no answer",
+                _ => return Ok(()),
+            };
+            if Instant::now() > deadline {
+                return Err(format!("{problem}, but the doctor says: {}", text(&report, Style::default())));
             }
-            _ => Ok(()),
+            tokio::time::sleep(PAUSE).await;
         }
     }
 }

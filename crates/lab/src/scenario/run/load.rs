@@ -167,8 +167,16 @@ impl Run<'_> {
     }
 
     /// In the network namespace of a place; the machine's files are everywhere the same. `signpost` is the lab's own.
-    pub(super) async fn exec(&mut self, on: &Source, run: &[String], expect: &ExecExpect) -> Result<(), String> {
-        self.stage.settle().await?;
+    pub(super) async fn exec(
+        &mut self,
+        on: &Source,
+        run: &[String],
+        wait: bool,
+        expect: &ExecExpect,
+    ) -> Result<(), String> {
+        if wait {
+            self.stage.settle().await?;
+        }
         let netns = self.stage.netns(on)?;
         let mut run = run.to_vec();
         if let Some(first) = run.first_mut().filter(|first| *first == "signpost") {

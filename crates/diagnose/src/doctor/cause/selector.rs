@@ -1,0 +1,95 @@
+//! Pure. Selectors, and objects that stand in each other's way.
+
+use super::{Cause, Code, Step};
+
+/// In the order of their codes.
+pub(super) const CAUSES: [Cause; 11] = [
+    Cause {
+        code: Code::SelectorMatchesNothing,
+        id: "SP301",
+        step: Step::Selector,
+        title: "the selector finds no pod",
+        fix: "mend the selector or the labels of the pod template",
+        page: include_str!("../../../../../docs/causes/SP301.md"),
+    },
+    Cause {
+        code: Code::PodsElsewhere,
+        id: "SP302",
+        step: Step::Selector,
+        title: "the selector finds pods in another namespace only",
+        fix: "put the Service where the pods are",
+        page: include_str!("../../../../../docs/causes/SP302.md"),
+    },
+    Cause {
+        code: Code::SelectorTooBroad,
+        id: "SP303",
+        step: Step::Selector,
+        title: "the selector finds pods of different programs",
+        fix: "add a label that only the right pods have",
+        page: include_str!("../../../../../docs/causes/SP303.md"),
+    },
+    Cause {
+        code: Code::OutsideServiceCidr,
+        id: "SP304",
+        step: Step::Selector,
+        title: "the cluster address lies in no ServiceCIDR",
+        fix: "delete the Service and create it anew",
+        page: include_str!("../../../../../docs/causes/SP304.md"),
+    },
+    Cause {
+        code: Code::CidrOverlap,
+        id: "SP305",
+        step: Step::Selector,
+        title: "the Service range overlaps pods or nodes",
+        fix: "renumber: a ServiceCIDR that overlaps nothing",
+        page: include_str!("../../../../../docs/causes/SP305.md"),
+    },
+    Cause {
+        code: Code::FrontendTaken,
+        id: "SP306",
+        step: Step::Selector,
+        title: "two Services claim the same address and port",
+        fix: "change one of the two",
+        page: include_str!("../../../../../docs/causes/SP306.md"),
+    },
+    Cause {
+        code: Code::ForeignProxy,
+        id: "SP307",
+        step: Step::Selector,
+        title: "the Service is meant for another proxy",
+        fix: "remove the label, or run the proxy that it names",
+        page: include_str!("../../../../../docs/causes/SP307.md"),
+    },
+    Cause {
+        code: Code::Malformed,
+        id: "SP308",
+        step: Step::Selector,
+        title: "a part of the Service or its slices is malformed",
+        fix: "mend the field",
+        page: include_str!("../../../../../docs/causes/SP308.md"),
+    },
+    Cause {
+        code: Code::NoClusterIp,
+        id: "SP309",
+        step: Step::Selector,
+        title: "the Service has no cluster address",
+        fix: "see why the API gave none; delete the Service and create it anew",
+        page: include_str!("../../../../../docs/causes/SP309.md"),
+    },
+    Cause {
+        code: Code::InternalLocal,
+        id: "SP310",
+        step: Step::Selector,
+        title: "internalTrafficPolicy is Local, and the client's node has no endpoint",
+        fix: "internalTrafficPolicy: Cluster, or a pod on every node",
+        page: include_str!("../../../../../docs/causes/SP310.md"),
+    },
+    Cause {
+        code: Code::HintsStarve,
+        id: "SP311",
+        step: Step::Selector,
+        title: "topology hints lead all traffic of a zone to few pods",
+        fix: "more pods in the zone, or no trafficDistribution",
+        page: include_str!("../../../../../docs/causes/SP311.md"),
+    },
+];

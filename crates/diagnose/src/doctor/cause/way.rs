@@ -1,0 +1,103 @@
+//! Pure. The way of a packet there and back.
+
+use super::{Cause, Code, Step};
+
+/// In the order of their codes.
+pub(super) const CAUSES: [Cause; 12] = [
+    Cause {
+        code: Code::NotForwarding,
+        id: "SP601",
+        step: Step::Way,
+        title: "the node does not forward packets",
+        fix: "sysctl -w net.ipv4.ip_forward=1",
+        page: include_str!("../../../../../docs/causes/SP601.md"),
+    },
+    Cause {
+        code: Code::NotForwardingIpv6,
+        id: "SP602",
+        step: Step::Way,
+        title: "the node does not forward IPv6 packets",
+        fix: "sysctl -w net.ipv6.conf.all.forwarding=1",
+        page: include_str!("../../../../../docs/causes/SP602.md"),
+    },
+    Cause {
+        code: Code::Firewall,
+        id: "SP603",
+        step: Step::Way,
+        title: "a firewall on the node stops the packet",
+        fix: "let the ranges of pods through",
+        page: include_str!("../../../../../docs/causes/SP603.md"),
+    },
+    Cause {
+        code: Code::NoRoute,
+        id: "SP604",
+        step: Step::Way,
+        title: "the node has no route to the backend",
+        fix: "bring the network plugin's routes back",
+        page: include_str!("../../../../../docs/causes/SP604.md"),
+    },
+    Cause {
+        code: Code::LinkDown,
+        id: "SP605",
+        step: Step::Way,
+        title: "the interface towards the backend is down",
+        fix: "bring the link up",
+        page: include_str!("../../../../../docs/causes/SP605.md"),
+    },
+    Cause {
+        code: Code::NeighbourFailed,
+        id: "SP606",
+        step: Step::Way,
+        title: "the next hop does not answer",
+        fix: "see whether the other node is up and the network between them",
+        page: include_str!("../../../../../docs/causes/SP606.md"),
+    },
+    Cause {
+        code: Code::StrictReversePath,
+        id: "SP607",
+        step: Step::Way,
+        title: "the kernel drops packets whose source is not reached by the interface that they come in at",
+        fix: "sysctl rp_filter=2 on the interface",
+        page: include_str!("../../../../../docs/causes/SP607.md"),
+    },
+    Cause {
+        code: Code::PolicyIngress,
+        id: "SP608",
+        step: Step::Way,
+        title: "a NetworkPolicy denies the client",
+        fix: "allow the client in a policy",
+        page: include_str!("../../../../../docs/causes/SP608.md"),
+    },
+    Cause {
+        code: Code::PolicyEgress,
+        id: "SP609",
+        step: Step::Way,
+        title: "a NetworkPolicy denies the way out",
+        fix: "allow the backend in a policy",
+        page: include_str!("../../../../../docs/causes/SP609.md"),
+    },
+    Cause {
+        code: Code::PolicyServicePort,
+        id: "SP610",
+        step: Step::Way,
+        title: "a NetworkPolicy names the Service's port, not the pod's",
+        fix: "write the targetPort into the policy",
+        page: include_str!("../../../../../docs/causes/SP610.md"),
+    },
+    Cause {
+        code: Code::MtuDiffers,
+        id: "SP611",
+        step: Step::Way,
+        title: "the largest packet differs along the way",
+        fix: "the same MTU everywhere",
+        page: include_str!("../../../../../docs/causes/SP611.md"),
+    },
+    Cause {
+        code: Code::HairpinOff,
+        id: "SP612",
+        step: Step::Way,
+        title: "the bridge does not send packets back to the pod that they came from",
+        fix: "hairpin mode on the port, or promiscuous mode on the bridge",
+        page: include_str!("../../../../../docs/causes/SP612.md"),
+    },
+];
