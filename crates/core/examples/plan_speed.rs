@@ -91,6 +91,7 @@ fn config() -> NodeConfig {
         node_port_addresses: NodePortAddresses::Primary,
         localhost_node_ports: false,
         source_ranges_on_node_ports: false,
+        node_cache: false,
     }
 }
 

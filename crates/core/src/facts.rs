@@ -31,6 +31,8 @@ pub struct NodeConfig {
     pub localhost_node_ports: bool,
     /// Whether `loadBalancerSourceRanges` guard a Service's node ports, too.
     pub source_ranges_on_node_ports: bool,
+    /// Whether this node's cache for names is ready: the cluster's name service is then reached there, see [`crate::node_cache`].
+    pub node_cache: bool,
 }
 
 /// `nodePortAddresses`.
@@ -66,6 +68,7 @@ pub(crate) fn surroundings(config: &NodeConfig, store: &Store, family: Family) -
         site: Site { node: config.node.clone(), zone: zone.filter(|zone| !zone.is_empty()).cloned() },
         masquerade: Masquerade { all: config.masquerade_all, not_pods },
         primary: primary(config, store, family),
+        node_cache: config.node_cache,
         guarded: config.source_ranges_on_node_ports.then(|| {
             let addresses = config.node_addresses.iter().copied().filter(|address| Family::of(*address) == family);
             node_port_addresses(config, store, family, &addresses.collect())

@@ -165,6 +165,7 @@ pub(crate) fn config() -> NodeConfig {
         node_port_addresses: NodePortAddresses::Primary,
         localhost_node_ports: false,
         source_ranges_on_node_ports: false,
+        node_cache: false,
     }
 }
 

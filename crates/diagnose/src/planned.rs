@@ -10,8 +10,9 @@ use k8s_openapi::api::networking::v1 as networking_v1;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use signpost_cluster::{Malformed, convert};
+use signpost_core::node_cache;
 use signpost_core::object::Family;
-use signpost_core::plan::{Frontend, FrontendKey, FrontendKind, NodeFacts, NodePlan};
+use signpost_core::plan::{Backend, Frontend, FrontendKey, FrontendKind, NodeFacts, NodePlan, Target};
 use signpost_core::planner::{NodeConfig, NodePortAddresses, Planner};
 use signpost_core::store::{Dirty, Event, Store};
 
@@ -80,11 +81,18 @@ impl Understood {
             node_port_addresses,
             localhost_node_ports: like.node_port_addresses.iter().any(IpAddr::is_loopback),
             source_ranges_on_node_ports: like.frontends.iter().any(is_guarded_node_port),
+            node_cache: own && like.frontends.values().any(leads_to_cache),
         };
         let mut planner = Planner::new(like.family, config);
         planner.update(&self.store, &self.dirty);
         planner.plan().clone()
     }
+}
+
+/// Whether the node's cache for names is in use: a frontend goes nowhere else.
+fn leads_to_cache(frontend: &Frontend) -> bool {
+    let is_cache = |backend: &Backend| backend.address == node_cache::socket_address(Family::of(backend.address.ip()));
+    matches!(&frontend.from_pod.target, Target::Backends(list) if list.iter().all(is_cache))
 }
 
 /// Such a node port stands at an address, see `NodeConfig::source_ranges_on_node_ports`.

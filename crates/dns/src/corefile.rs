@@ -40,6 +40,14 @@ pub fn default_text(domain: &str) -> String {
     )
 }
 
+/// The same for a node's cache, which shares its ports with the whole node.
+pub fn node_cache_text(domain: &str) -> String {
+    default_text(domain)
+        .replace("    health {", "    health 127.0.0.1:9254 {")
+        .replace("    ready\n", "    ready 127.0.0.1:9255\n")
+        .replace("prometheus :9153", "prometheus :9253")
+}
+
 /// What is wrong with a Corefile, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("Corefile line {line}: {problem}")]

@@ -47,6 +47,14 @@ impl Told {
         Told { shared, metrics, ending: Arc::default() }
     }
 
+    /// Whether everything that is to be answered is known.
+    pub fn is_ready(&self) -> bool {
+        let known = |block: &std::sync::Arc<crate::engine::Block>| {
+            block.zone().is_none_or(|zone| zone.read().waits_for().is_empty())
+        };
+        !self.ending.load(Ordering::Relaxed) && self.shared.engine().blocks().iter().all(known)
+    }
+
     /// From now on the server is not ready: it will end soon.
     pub fn ends(&self) {
         self.ending.store(true, Ordering::Relaxed);

@@ -19,6 +19,7 @@ pub mod labels;
 pub mod limit;
 pub mod message;
 pub mod metrics;
+pub mod node_cache;
 pub mod object;
 pub mod random;
 pub mod rewrite;

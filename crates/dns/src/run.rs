@@ -16,6 +16,7 @@ use crate::corefile::{self, CorefileError};
 use crate::engine::{Block, Engine, SetupError};
 use crate::http::{self, Told};
 use crate::metrics::Metrics;
+use crate::node_cache;
 use crate::serve::{ListenError, Listeners, Shared};
 use crate::source::SharedZone;
 
@@ -28,6 +29,8 @@ pub struct Options {
     pub cluster_domain: String,
     /// How to reach the API where the Corefile does not say it. `None`: the pod's service account.
     pub kubeconfig: Option<PathBuf>,
+    /// Whether it is a node's cache: it answers at the addresses that the node daemon leads questions to, and tells it so.
+    pub node_cache: bool,
     /// Where blocks listen that name neither an address nor another port than 53. Empty: everywhere, at port 53.
     pub listen: Vec<SocketAddr>,
 }
@@ -71,8 +74,16 @@ struct Server {
 ///
 /// # Errors
 /// The configuration cannot be used, or an address cannot be had.
-pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+pub async fn run(mut options: Options, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    if options.node_cache && options.listen.is_empty() {
+        options.listen = node_cache::addresses();
+    }
+    let tells = options.node_cache;
     let mut server = Server::start(options).await?;
+    let mut telling = JoinSet::new();
+    if tells {
+        telling.spawn(node_cache::tell(server.told.clone()));
+    }
     let follow = async {
         loop {
             server.wait_for_change().await;
@@ -84,6 +95,8 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> Result
         () = follow => {}
     }
     server.told.ends();
+    // The node's questions go elsewhere before the last ones are answered here.
+    telling.shutdown().await;
     let lameduck = server.config.servers.iter().filter_map(|block| block.health).map(|health| health.lameduck).max();
     let lameduck = lameduck.unwrap_or_default();
     if !lameduck.is_zero() {
@@ -165,6 +178,7 @@ impl Server {
 
 fn read(options: &Options) -> Result<Config, RunError> {
     let text = match &options.config {
+        None if options.node_cache => corefile::node_cache_text(&options.cluster_domain),
         None => corefile::default_text(&options.cluster_domain),
         Some(path) => fs::read_to_string(path).map_err(|source| RunError::Unreadable { path: path.clone(), source })?,
     };

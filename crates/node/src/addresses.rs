@@ -10,6 +10,8 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
+use signpost_core::node_cache;
+use signpost_core::object::Family;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
@@ -35,7 +37,7 @@ pub struct Local {
     pub behind: BTreeSet<IpNet>,
 }
 
-/// All addresses but those of Services, and without the link-local ones of IPv6: those come and go with every pod, and no
+/// All addresses but those of Services and of the node's cache for names, and without the link-local ones of IPv6: those come and go with every pod, and no
 /// Service is reached from one.
 ///
 /// # Errors
@@ -51,6 +53,9 @@ pub fn read() -> io::Result<BTreeSet<IpAddr>> {
         {
             addresses.insert(IpAddr::V6(v6.ip()));
         }
+    }
+    for family in [Family::Ipv4, Family::Ipv6] {
+        addresses.remove(&node_cache::address(family));
     }
     Ok(addresses)
 }

@@ -38,7 +38,7 @@ use crate::progress::Progress;
 use crate::server::{self, Question, Shared};
 use crate::service_health::ServiceHealth;
 use crate::sync::{SyncLoop, SyncOptions};
-use crate::{addresses, findings, kernel_settings, process, sys};
+use crate::{addresses, findings, kernel_settings, node_cache, process, sys};
 
 /// So many observations are taken in between two looks at the clock.
 const BATCH: usize = 512;
@@ -63,6 +63,9 @@ pub enum NodeError {
     /// The node's addresses cannot be read.
     #[error("cannot read the addresses of this node: {0}")]
     Addresses(#[source] io::Error),
+    /// The node's cache for names cannot be heard.
+    #[error("cannot listen for the node's cache for names: {0}")]
+    NodeCache(#[source] io::Error),
     /// Another Service proxy is in charge.
     #[error(transparent)]
     Handover(#[from] HandoverError),
@@ -99,7 +102,8 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
     let announcer = Announcer::new(client.clone(), &server, options.node.clone());
     let observed = signpost_cluster::watch(client, &server, &NodeScope::Own(options.node.clone()));
-    let around = Around { observed, addresses, reporter, announcer };
+    let cache = node_cache::follow().map_err(NodeError::NodeCache)?;
+    let around = Around { observed, addresses, cache, reporter, announcer };
     match mode {
         Mode::Ebpf => {
             let node = ebpf::Node::new(options.ebpf.clone());
@@ -176,6 +180,8 @@ fn families() -> Vec<Family> {
 struct Around<S> {
     observed: S,
     addresses: watch::Receiver<Local>,
+    /// Whether the node's cache for names is ready.
+    cache: watch::Receiver<bool>,
     reporter: Reporter,
     announcer: Announcer,
 }
@@ -191,7 +197,7 @@ async fn serve<D, S>(
     D: Datapath + Debug + Send + 'static,
     D::Program: Serialize + Send,
 {
-    let Around { observed, mut addresses, reporter, announcer } = around;
+    let Around { observed, mut addresses, cache, reporter, announcer } = around;
     options.conntrack.set();
     let (progress, metrics) = (Arc::new(Progress::new()), Arc::new(Metrics::new()));
     let (asking, questions) = mpsc::channel(8);
@@ -230,6 +236,7 @@ async fn serve<D, S>(
         node_port_addresses: options.node_port_addresses.clone(),
         localhost_node_ports: kernel_settings::localhost_node_ports(options, mode),
         source_ranges_on_node_ports: options.source_ranges_on_node_ports,
+        node_cache: false,
     };
     let sync_options = SyncOptions {
         node: options.node.clone(),
@@ -242,7 +249,8 @@ async fn serve<D, S>(
     let sync = SyncLoop::new(sync_options, config, datapaths, progress, metrics);
     let (stop, stopped) = oneshot::channel();
     let node = options.node.clone();
-    let mut driver = tokio::spawn(drive(sync, node, observed, addresses, questions, reporter, stopped));
+    let hears = Hears { observed, addresses, cache, questions };
+    let mut driver = tokio::spawn(drive(sync, node, hears, reporter, stopped));
     tokio::select! {
         () = shutdown => {
             // While the kernel still forwards, others take the addresses over.
@@ -261,19 +269,26 @@ async fn serve<D, S>(
     }
 }
 
+/// What the driver waits for.
+struct Hears<S> {
+    observed: S,
+    addresses: watch::Receiver<Local>,
+    cache: watch::Receiver<bool>,
+    questions: mpsc::Receiver<Question>,
+}
+
 /// Between observations and the kernel, until `stopped`.
 async fn drive<D>(
     mut sync: SyncLoop<D>,
     node: Arc<str>,
-    observed: impl Stream<Item = Observed> + Send + Unpin,
-    mut addresses: watch::Receiver<Local>,
-    mut questions: mpsc::Receiver<Question>,
+    hears: Hears<impl Stream<Item = Observed> + Send + Unpin>,
     reporter: Reporter,
     stopped: oneshot::Receiver<()>,
 ) where
     D: Datapath + Debug + Send,
     D::Program: Serialize + Send,
 {
+    let Hears { observed, mut addresses, mut cache, mut questions } = hears;
     let mut batches = observed.ready_chunks(BATCH);
     let mut stopped = pin!(stopped);
     let mut trimmed = false;
@@ -311,6 +326,10 @@ async fn drive<D>(
                 let now = addresses.borrow_and_update().clone();
                 sync.set_pods_behind(&now.behind, Instant::now());
                 sync.set_node_addresses(now.addresses, Instant::now());
+            }
+            Ok(()) = cache.changed() => {
+                let is_ready = *cache.borrow_and_update();
+                sync.set_node_cache(is_ready, Instant::now());
             }
             Some(question) = questions.recv() => answer(&sync, question),
             () = until(due), if due.is_some() => {}

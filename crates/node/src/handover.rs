@@ -28,6 +28,7 @@ use signpost_datapath::probe::ProbeError;
 use tracing::{info, warn};
 
 use crate::mode::{self, Mode, ModeError};
+use crate::node_cache;
 use crate::progress::Progress;
 use crate::rivals::{self, Places, Rival};
 
@@ -269,6 +270,7 @@ pub fn cleanup(families: &[Family], ebpf: &KernelConfig) -> Result<(), CleanupEr
             info!(%family, %mode, "the rules are removed");
         }
     }
+    node_cache::remove_addresses().map_err(CleanupError::NodeCache)?;
     if has_ipvs_device() {
         remove_ipvs_device()?;
         info!("the device {IPVS_DEVICE} is removed");
@@ -285,6 +287,9 @@ pub enum CleanupError {
     /// The kernel refused.
     #[error(transparent)]
     Handover(#[from] HandoverError),
+    /// The addresses of the node's cache for names are still there.
+    #[error("cannot take the addresses of the cache for names from this node: {0}")]
+    NodeCache(#[source] std::io::Error),
 }
 
 /// A mode whose tool is missing is not looked at: whether a daemon left rules of it is not known then.

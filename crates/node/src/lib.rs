@@ -4,6 +4,7 @@
 //! config ─▶ daemon ─┬─ cluster::watch, addresses ─▶ sync ─▶ datapath
 //!                   ├─ service_health: healthCheckNodePort of Services
 //!                   ├─ announce: load-balancer addresses, once the kernel serves them
+//!                   ├─ node_cache: whether names are answered on this node
 //!                   └─ server: /healthz /livez, /metrics /proxyMode /programmed /plan /program /rules
 //! ```
 
@@ -17,6 +18,7 @@ pub mod instance;
 pub mod kernel_settings;
 pub mod metrics;
 pub mod mode;
+pub mod node_cache;
 pub mod process;
 pub mod progress;
 pub mod rivals;

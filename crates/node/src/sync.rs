@@ -185,6 +185,15 @@ impl<D: Datapath> SyncLoop<D> {
         }
     }
 
+    /// The node's cache for names is ready, or is not any more.
+    pub fn set_node_cache(&mut self, is_ready: bool, now: Instant) {
+        if self.config.node_cache != is_ready {
+            self.config.node_cache = is_ready;
+            self.reconfigure();
+            self.queue(now);
+        }
+    }
+
     /// Who is behind the pods' interfaces changed.
     pub fn set_pods_behind(&mut self, behind: &BTreeSet<IpNet>, now: Instant) {
         let PodRanges::Interfaces(_) = self.options.pods else { return };

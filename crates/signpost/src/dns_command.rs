@@ -29,6 +29,10 @@ pub struct DnsCommand {
     /// Where to answer, in place of every address at port 53; may be given more than once
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Vec<SocketAddr>,
+    /// Be this node's cache: answer at 169.254.20.10 and fd00:169:254:20::10, and have `signpost node` lead the node's questions there
+    /// while this runs. Needs the node's network
+    #[arg(long)]
+    node_cache: bool,
     /// How much is logged: 4 tells each change (RUST_LOG is finer)
     #[arg(short, long = "v", value_name = "LEVEL", default_value_t = 0)]
     v: u8,
@@ -46,6 +50,7 @@ impl DnsCommand {
             cluster_domain: self.cluster_domain,
             kubeconfig: self.kubeconfig,
             listen: self.listen,
+            node_cache: self.node_cache,
         };
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::object::{Family, Service, ServicePort, ServicePortName};
+use crate::node_cache;
+use crate::object::{Family, Protocol, Service, ServicePort, ServicePortName};
 use crate::plan::backends::{Choice, Site, choose};
 use crate::plan::policy::{Masquerade, Routes, routes};
-use crate::plan::{Frontend, FrontendKey, FrontendKind};
+use crate::plan::{Backend, Frontend, FrontendKey, FrontendKind, Route, Target};
 use crate::service_map::offers;
 use crate::store::Store;
 
@@ -24,6 +25,8 @@ pub struct Surroundings {
     pub masquerade: Masquerade,
     /// The node's first address in this family.
     pub primary: Option<IpAddr>,
+    /// Whether the node's cache answers for the cluster's name service.
+    pub node_cache: bool,
     /// Where node ports answer, if source ranges guard them; `None`: they do not.
     pub guarded: Option<BTreeSet<IpAddr>>,
 }
@@ -46,11 +49,29 @@ pub fn frontends(store: &Store, service: &Service, around: &Surroundings) -> BTr
                 FrontendKind::NodePort if guarded.is_some() => source_ranges.clone(),
                 _ => Arc::default(),
             };
-            let frontend = frontend(service, port, kind, &choice, around.masquerade, ranges);
+            let mut frontend = frontend(service, port, kind, &choice, around.masquerade, ranges);
+            if around.node_cache && kind == FrontendKind::ClusterIp && is_for_names(service, port) {
+                lead_to_cache(&mut frontend, around.family);
+            }
             insert(&mut frontends, key, frontend);
         }
     }
     frontends
+}
+
+fn is_for_names(service: &Service, port: &ServicePort) -> bool {
+    port.port.get() == node_cache::PORT && port.protocol != Protocol::Sctp && node_cache::is_name_service(&service.name)
+}
+
+/// Whoever asks is answered on this node, whatever the Service's endpoints and policies are: the source stays as it is, since the
+/// answer comes back through this node in any case.
+fn lead_to_cache(frontend: &mut Frontend, family: Family) {
+    let backend = Backend { address: node_cache::socket_address(family), local: true };
+    let route = Route { target: Target::Backends(Arc::from([backend])), masquerade: false };
+    frontend.from_pod = route.clone();
+    frontend.from_node = route.clone();
+    frontend.from_elsewhere = route;
+    frontend.affinity = None;
 }
 
 fn insert(frontends: &mut BTreeMap<FrontendKey, Frontend>, key: FrontendKey, frontend: Frontend) {

@@ -142,6 +142,7 @@ pub fn config(dice: &mut Dice) -> NodeConfig {
         // One mode alone can.
         localhost_node_ports: false,
         source_ranges_on_node_ports: dice.percent(30),
+        node_cache: false,
     }
 }
 

@@ -19,6 +19,15 @@ fn names(names: &[hickory_proto::rr::Name]) -> Vec<String> {
 }
 
 #[test]
+fn a_nodes_cache_takes_ports_that_are_free_on_a_node() {
+    let config = read(&node_cache_text("cluster.local"), |_| None).unwrap();
+    let [server] = &config.servers[..] else { panic!("one block") };
+    assert_eq!(server.health.unwrap().address, "127.0.0.1:9254".parse().unwrap());
+    assert_eq!(server.ready.unwrap().address, "127.0.0.1:9255".parse().unwrap());
+    assert_eq!(server.prometheus.unwrap().port(), 9253);
+}
+
+#[test]
 fn the_file_that_kubeadm_writes_is_read() {
     let config = parse(
         ".:53 {

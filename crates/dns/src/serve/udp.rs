@@ -11,6 +11,8 @@ use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockProtocol, SockType,
     SockaddrStorage, bind, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
 };
+use signpost_core::node_cache;
+use signpost_core::object::Family;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tracing::{debug, warn};
@@ -81,6 +83,10 @@ fn bound(address: SocketAddr, kind: SockType, protocol: SockProtocol) -> io::Res
     if address.is_ipv6() {
         // IPv4 has sockets of its own.
         setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
+    }
+    if [Family::Ipv4, Family::Ipv6].map(node_cache::address).contains(&address.ip()) {
+        // The node daemon gives the node this address when it hears that somebody answers there.
+        setsockopt(&socket, sockopt::IpFreebind, &true)?;
     }
     bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
     Ok(socket)

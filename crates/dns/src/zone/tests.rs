@@ -447,3 +447,35 @@ fn names_that_are_no_labels_get_no_records() {
     tell(&mut zone, &service(&long, json!({"clusterIP": "10.96.7.8", "clusterIPs": ["10.96.7.8"]})));
     assert_eq!(ask(&zone, "8.7.96.10.in-addr.arpa. PTR"), "NoName");
 }
+
+#[test]
+fn a_hundred_thousand_services_are_answered_and_a_change_is_one_of_its_own() {
+    use crate::object::{Service, StandsFor};
+    const SERVICES: u32 = 100_000;
+    let mut zone = Zone::new(settings());
+    zone.apply(Change::Namespace("default".into()), 1);
+    let of = |n: u32, address: u32| Service {
+        name: ObjectName { namespace: "default".into(), name: format!("svc-{n}").into() },
+        publish_not_ready: false,
+        stands_for: StandsFor::ClusterIps {
+            addresses: vec![std::net::Ipv4Addr::from(0x0a60_0000 + address).into()],
+            ports: Vec::new(),
+        },
+    };
+    for n in 0..SERVICES {
+        zone.apply(Change::Service(of(n, n)), 1);
+    }
+    sync(&mut zone);
+    zone.apply(Change::Service(of(70_000, SERVICES)), 2);
+    check(
+        &zone,
+        &[
+            ("svc-0.default.svc.cluster.local. A", "Found | A 10.96.0.0"),
+            ("svc-99999.default.svc.cluster.local. A", "Found | A 10.97.134.159"),
+            ("svc-70000.default.svc.cluster.local. A", "Found | A 10.97.134.160"),
+            ("svc-100000.default.svc.cluster.local. A", "NoName"),
+            ("159.134.97.10.in-addr.arpa. PTR", "Found | PTR svc-99999.default.svc.cluster.local."),
+            ("112.17.97.10.in-addr.arpa. PTR", "NoName"),
+        ],
+    );
+}

@@ -214,6 +214,7 @@ fn options(pods: PodRanges) -> (SyncOptions, NodeConfig) {
         node_port_addresses: NodePortAddresses::Primary,
         localhost_node_ports: false,
         source_ranges_on_node_ports: false,
+        node_cache: false,
     };
     (options, config)
 }
