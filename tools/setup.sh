@@ -22,6 +22,7 @@ tcpdump tcpdump
 conntrack conntrack
 curl curl
 nslookup bind9-dnsutils
+musl-gcc musl-tools
 nsenter util-linux
 ps procps
 arping iputils-arping

@@ -1,7 +1,7 @@
 //! Pure. Who sends and where to: the forms that `from` and `to` take in a scenario.
 //!
 //! ```text
-//! to: [tcp://|udp://|http://|ping://|raw://] DESTINATION [/PATH for http]        dns://NAME[?type=TYPE]
+//! to: [tcp://|udp://|http://|ping://|raw://] DESTINATION [/PATH for http]        dns://NAME[?type=TYPE][&by=tcp]
 //! DESTINATION: SERVICE[.NAMESPACE]:PORT | lb/SERVICE:PORT | external/SERVICE:PORT | nodeport/NODE/SERVICE:PORT
 //!            | node/NODE:NUMBER | pod/[NAMESPACE/]NAME:NUMBER | ADDRESS:NUMBER | $SAVED[:NUMBER]
 //! ```
@@ -54,16 +54,27 @@ pub enum Scheme {
     Ping,
     /// Bytes as they are.
     Raw,
-    /// A name lookup of a type.
-    Dns(String),
+    /// A name lookup.
+    Dns(Question),
+}
+
+/// What is asked of the name server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// The type of records; `address`: A or AAAA, by the family that is asked over.
+    pub kind: String,
+    /// By TCP alone.
+    pub tcp: bool,
 }
 
 impl Scheme {
     /// The transport under it; `None` where there is none.
     pub fn protocol(&self) -> Option<Protocol> {
         match self {
-            Scheme::Tcp | Scheme::Http(_) | Scheme::Raw => Some(Protocol::Tcp),
-            Scheme::Udp | Scheme::Dns(_) => Some(Protocol::Udp),
+            Scheme::Tcp | Scheme::Http(_) | Scheme::Raw | Scheme::Dns(Question { tcp: true, .. }) => {
+                Some(Protocol::Tcp)
+            }
+            Scheme::Udp | Scheme::Dns(Question { tcp: false, .. }) => Some(Protocol::Udp),
             Scheme::Ping => None,
         }
     }
@@ -183,7 +194,7 @@ impl FromStr for Target {
             },
         };
         if scheme == "dns" {
-            return Ok(lookup(rest));
+            return lookup(rest);
         }
         let (place, path) = if scheme == "http" { split_path(rest) } else { (rest, "/") };
         let scheme = match scheme {
@@ -252,10 +263,20 @@ impl FromStr for Destination {
 }
 
 /// `NAME?type=TYPE`.
-fn lookup(rest: &str) -> Target {
+fn lookup(rest: &str) -> Result<Target, String> {
     let (name, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let kind = query.strip_prefix("type=").unwrap_or("A");
-    Target { scheme: Scheme::Dns(kind.to_owned()), destination: Destination::Name(name.to_owned()) }
+    let mut question = Question { kind: "A".to_owned(), tcp: false };
+    for word in query.split('&').filter(|word| !word.is_empty()) {
+        match word.split_once('=') {
+            Some(("type", kind)) if !kind.is_empty() => question.kind = kind.to_owned(),
+            Some(("by", "tcp")) => question.tcp = true,
+            _ => return Err(format!("{word} is unknown in dns://{rest}; write type=TYPE, by=tcp")),
+        }
+    }
+    if name.is_empty() {
+        return Err(format!("dns://{rest} names no name"));
+    }
+    Ok(Target { scheme: Scheme::Dns(question), destination: Destination::Name(name.to_owned()) })
 }
 
 /// A destination and the path behind it: the first slash after the port begins the path.

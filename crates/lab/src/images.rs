@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The image that is built in.
+/// The echo server's image, which is built in.
 pub const ECHO: &str = "signpost/echo";
+/// The name server's, which is as well.
+pub const DNS: &str = "signpost/dns";
 
 /// The images of a lab.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub struct Images {
 pub enum Image {
     /// The echo server.
     Echo,
+    /// The cluster's name server.
+    Dns,
     /// A program of this machine.
     Program(PathBuf),
 }
@@ -28,13 +32,17 @@ impl Images {
     }
 
     /// What an image of this name runs. A mapping of the very name is taken first, then one of the name without its
-    /// tag and digest, then the built-in one.
+    /// tag and digest, then the built-in ones.
     pub fn find(&self, name: &str) -> Option<Image> {
         let bare = bare_name(name);
         if let Some(path) = self.programs.get(name).or_else(|| self.programs.get(bare)) {
             return Some(Image::Program(path.clone()));
         }
-        (bare == ECHO || bare.strip_prefix("docker.io/") == Some(ECHO)).then_some(Image::Echo)
+        match bare.strip_prefix("docker.io/").unwrap_or(bare) {
+            ECHO => Some(Image::Echo),
+            DNS => Some(Image::Dns),
+            _ => None,
+        }
     }
 
     /// All programs, for a pod's view of the machine.
@@ -47,7 +55,7 @@ impl Images {
 pub fn unmapped(name: &str) -> String {
     format!(
         "Failed to pull image {name:?}: the lab pulls nothing. Say which program of this machine it stands for: \
-         signpost lab up --image {}=/path/to/program. Built in: {ECHO}",
+         signpost lab up --image {}=/path/to/program. Built in: {ECHO}, {DNS}",
         bare_name(name)
     )
 }
@@ -81,6 +89,7 @@ mod tests {
         for echo in ["signpost/echo", "signpost/echo:latest", "docker.io/signpost/echo"] {
             assert_eq!(images.find(echo), Some(Image::Echo), "{echo}");
         }
+        assert_eq!(images.find("signpost/dns:v1"), Some(Image::Dns));
         assert!(unmapped("redis:7").contains("--image redis=/path"));
     }
 }

@@ -1,23 +1,23 @@
 //! A lab as a whole: starts its parts in order, waits for them, ends them.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use signpost_apiserver::{ApiConfig, ApiServer, TlsIdentity, Token};
+use signpost_apiserver::{ApiConfig, ApiServer};
 use signpost_controller::{ControllerOptions, Controllers};
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::access::serve;
 use crate::cgroup::Cgroup;
+use crate::cluster_dns;
 use crate::daemon::{Daemon, DaemonSpec};
 use crate::error::LabError;
 use crate::images::Images;
@@ -33,7 +33,7 @@ use crate::sockets::SocketMaker;
 use crate::spawner::Spawner;
 use crate::spec::{LabSpec, LoadBalancing, Place};
 use crate::state::{self, LabDir, NodeRecord, Record};
-use crate::topology::Topology;
+use crate::topology::{Topology, first_host};
 
 /// The kinds whose changes others act on: what [`Lab::settle`] waits for.
 const WATCHED: [&str; 11] = [
@@ -71,6 +71,7 @@ pub struct Lab {
     network: Arc<Network>,
     spawner: Spawner,
     program: PathBuf,
+    spec: LabSpec,
     record: Record,
     dir: LabDir,
 }
@@ -105,6 +106,9 @@ impl Lab {
         let kubeconfig = access.write(&dir)?;
         nodes::register(&api.client(), &spec, &topology).await?;
         load_balancers::prepare(&api.client(), &spec, &topology).await?;
+        if spec.dns {
+            cluster_dns::prepare(&api.client(), &spec, &topology, &access.inside_kubeconfig()).await?;
+        }
         let speaks_bgp = spec.bgp_router || spec.load_balancing == Some(LoadBalancing::Bgp);
         let router = if speaks_bgp {
             let cgroup = dir.cgroup().child("router");
@@ -152,6 +156,7 @@ impl Lab {
             program,
             record,
             dir,
+            spec: spec.clone(),
         };
         for daemon in &lab.daemons {
             daemon.start().await?;
@@ -159,6 +164,10 @@ impl Lab {
         lab.dir.publish(&lab.record)?;
         lab.settle_within(patient(START)).await?;
         tell(&format!("{nodes} ready, the daemons have programmed"));
+        if spec.dns {
+            lab.names_are_answered().await?;
+            tell(&format!("names: kube-dns in kube-system, {}", addresses_of(&lab.topology().dns())));
+        }
         Ok(lab)
     }
 
@@ -327,6 +336,24 @@ impl Lab {
         self.missing(&self.revisions()).await
     }
 
+    /// Waits until each pod of the cluster's name service is ready and every node knows it.
+    ///
+    /// # Errors
+    /// It took too long, or the API's.
+    pub async fn names_are_answered(&self) -> Result<(), LabError> {
+        cluster_dns::wait(&self.client(), START).await?;
+        self.settle().await
+    }
+
+    /// Puts the cluster's name service back to what it was at the lab's start, if somebody has changed it.
+    ///
+    /// # Errors
+    /// It did not come back, or the API's.
+    pub async fn restore_names(&self) -> Result<(), LabError> {
+        cluster_dns::restore(&self.client(), &self.spec).await?;
+        self.names_are_answered().await
+    }
+
     fn revisions(&self) -> BTreeMap<String, u64> {
         WATCHED.iter().map(|kind| ((*kind).to_owned(), self.api.revision(kind))).collect()
     }
@@ -392,6 +419,7 @@ impl Lab {
             dir,
             spawner: _,
             program: _,
+            spec: _,
         } = self;
         shutdown.cancel();
         // Nothing has to be tidied up by anybody: what they would tidy goes with the namespaces.
@@ -407,6 +435,10 @@ impl Lab {
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         }
     }
+}
+
+fn addresses_of(list: &[IpAddr]) -> String {
+    list.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn counted(nodes: usize) -> String {
@@ -447,85 +479,6 @@ async fn open_api(spec: &LabSpec, topology: &Topology, dir: &LabDir) -> Result<A
     ApiServer::open(config).await.map_err(|error| LabError::Api(Box::new(error)))
 }
 
-/// How the API is reached.
-struct Access {
-    identity: TlsIdentity,
-    token: Token,
-    machine_url: String,
-    inside_url: String,
-}
-
-impl Access {
-    /// Writes the kubeconfigs; gives the path of kubectl's.
-    fn write(&self, dir: &LabDir) -> Result<PathBuf, LabError> {
-        let path = dir.kubeconfig();
-        let text = |url: &str| signpost_apiserver::kubeconfig(url, &self.identity, &self.token);
-        state::write_private(&path, &text(&self.machine_url))?;
-        state::write_private(&dir.node_kubeconfig(), &text(&self.inside_url))?;
-        Ok(path)
-    }
-}
-
-/// Serves the API on the machine's loopback and at the router's addresses.
-async fn serve(
-    api: &Arc<ApiServer>,
-    network: &Network,
-    shutdown: &CancellationToken,
-) -> Result<(JoinSet<()>, Access), LabError> {
-    let topology = &network.topology;
-    let mut addresses = topology.router();
-    addresses.extend(topology.service_cidrs().iter().filter_map(first_host));
-    let identity = TlsIdentity::generate(&addresses, &[]).map_err(|error| LabError::Api(Box::new(error)))?;
-    let token = Token::generate();
-    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let machine = listen(loopback, None)?;
-    let port = machine.local_addr().map_err(|source| LabError::Listen { address: loopback, source })?.port();
-    let mut listeners = vec![machine];
-    for address in topology.api() {
-        listeners.push(listen(address, Some(&network.router))?);
-    }
-    let mut serving = JoinSet::new();
-    for listener in listeners {
-        let (api, identity, token, shutdown) = (api.clone(), identity.clone(), token.clone(), shutdown.clone());
-        serving.spawn(async move { api.serve(listener, &identity, token, shutdown).await });
-    }
-    let inside = topology.api().first().map(ToString::to_string).unwrap_or_default();
-    let access = Access {
-        identity,
-        token,
-        machine_url: format!("https://127.0.0.1:{port}"),
-        inside_url: format!("https://{inside}"),
-    };
-    Ok((serving, access))
-}
-
-fn listen(address: SocketAddr, netns: Option<&Netns>) -> Result<TcpListener, LabError> {
-    let bind = || std::net::TcpListener::bind(address);
-    let bound = match netns {
-        Some(netns) => netns.run(bind),
-        None => bind(),
-    };
-    let ready = bound.and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        TcpListener::from_std(listener)
-    });
-    ready.map_err(|source| LabError::Listen { address, source })
-}
-
-fn first_host(net: &IpNet) -> Option<std::net::IpAddr> {
-    nth_address(net, 1)
-}
-
-/// The address so many after a network's first.
-fn nth_address(net: &IpNet, n: u8) -> Option<std::net::IpAddr> {
-    match net {
-        IpNet::V4(net) => u32::from(net.network()).checked_add(u32::from(n)).map(|ip| Ipv4Addr::from(ip).into()),
-        IpNet::V6(net) => {
-            u128::from(net.network()).checked_add(u128::from(n)).map(|ip| std::net::Ipv6Addr::from(ip).into())
-        }
-    }
-}
-
 fn kubelet_context(
     spec: &LabSpec,
     dir: &LabDir,
@@ -546,7 +499,7 @@ fn kubelet_context(
         state: dir.path().to_owned(),
         cgroup: dir.cgroup().clone(),
         nodes: spec.nodes.iter().map(|node| node.name.clone()).collect(),
-        dns: primary.and_then(|cidr| nth_address(cidr, 10)),
+        dns: network.topology.dns().first().copied(),
         kubernetes: primary.and_then(first_host),
         hosts: kubelet::pools(spec.nodes.len()),
     })

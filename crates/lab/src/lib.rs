@@ -8,10 +8,13 @@
 //!                         └─ a node daemon per node
 //! ```
 
+mod access;
 pub mod cgroup;
+pub mod cluster_dns;
 pub mod control;
 pub mod daemon;
 pub mod echo;
+mod ensure;
 pub mod error;
 pub mod images;
 pub mod inspection;

@@ -1,11 +1,10 @@
 //! What a lab has of MetalLB's objects from the start: the namespace that they live in, and with `--lb` addresses to give out.
 
 use kube::Client;
-use kube::api::{Api, DynamicObject, GroupVersionKind, PostParams};
-use kube::core::ApiResource;
 use serde_json::{Value, json};
 use signpost_core::object::Family;
 
+use crate::ensure::ensure;
 use crate::error::LabError;
 use crate::router::{NODE_ASN, ROUTER_ASN};
 use crate::spec::{LabSpec, LoadBalancing};
@@ -60,24 +59,4 @@ fn pool(spec: &LabSpec) -> Value {
         "apiVersion": "metallb.io/v1beta1", "kind": "IPAddressPool",
         "metadata": {"name": "default", "namespace": NAMESPACE}, "spec": {"addresses": ranges.collect::<Vec<_>>()},
     })
-}
-
-/// Creates an object unless a former life of the lab has left one of its name.
-async fn ensure(client: &Client, object: &Value, plural: &str) -> Result<(), LabError> {
-    let text = |field: &str| object[field].as_str().unwrap_or_default();
-    let (group, version) = text("apiVersion").split_once('/').unwrap_or(("", text("apiVersion")));
-    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, text("kind")), plural);
-    let api: Api<DynamicObject> = match object["metadata"]["namespace"].as_str() {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
-    };
-    let name = object["metadata"]["name"].as_str().unwrap_or_default();
-    let what = format!("create {} {name}", text("kind"));
-    let typed = serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError);
-    let typed = typed.map_err(LabError::request(what.clone()))?;
-    match api.create(&PostParams::default(), &typed).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        Err(error) => Err(LabError::request(what)(error)),
-    }
 }

@@ -104,10 +104,14 @@ pub struct LabSpec {
     pub mode: String,
     /// Further configuration of the node daemons, with the field names of KubeProxyConfiguration. Null: none.
     pub node_config: serde_json::Value,
-    /// Image names and the programs on this machine that they stand for. `signpost/echo` is built in.
+    /// Image names and the programs on this machine that they stand for. `signpost/echo` and `signpost/dns` are built in.
     pub images: BTreeMap<String, PathBuf>,
     /// Whether there is a pool of load-balancer addresses from the start, and how they are announced.
     pub load_balancing: Option<LoadBalancing>,
+    /// Whether the cluster has its name service: Service `kube-dns` and the pods behind it.
+    pub dns: bool,
+    /// Whether each node has a cache of its own for names, before that Service.
+    pub node_cache: bool,
     /// Whether the router speaks BGP; with [`LoadBalancing::Bgp`] it does anyway.
     pub bgp_router: bool,
     /// The signpost binary: node daemons, pods' first processes and the echo server are runs of it.
@@ -115,7 +119,7 @@ pub struct LabSpec {
 }
 
 impl LabSpec {
-    /// A lab of nodes `n1` to `nN`, IPv4, mode auto, objects in memory only.
+    /// A lab of nodes `n1` to `nN`, IPv4, mode auto, without a name service, objects in memory only.
     pub fn new(name: &str, nodes: usize, program: PathBuf) -> LabSpec {
         LabSpec {
             name: name.to_owned(),
@@ -127,6 +131,8 @@ impl LabSpec {
             node_config: serde_json::Value::Null,
             images: BTreeMap::new(),
             load_balancing: None,
+            dns: false,
+            node_cache: false,
             bgp_router: false,
             program,
         }

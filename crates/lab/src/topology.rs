@@ -95,6 +95,11 @@ impl Topology {
         })
     }
 
+    /// The cluster addresses of the cluster's name service, primary family first: the tenth of each range.
+    pub fn dns(&self) -> Vec<IpAddr> {
+        self.service_cidrs().iter().filter_map(|net| nth_address(net, 10)).collect()
+    }
+
     /// The router: the node segment with a port per node, the way outside, and a route to each node's pods. What has
     /// no route is dropped in silence, as beyond a real uplink. `node_namespaces[i]` and `outside_namespace` are paths
     /// that `ip` opens.
@@ -196,6 +201,19 @@ impl Topology {
 
     fn each<T>(&self, value: impl Fn(Family) -> T) -> Vec<T> {
         self.families.list().iter().map(|family| value(*family)).collect()
+    }
+}
+
+/// The first address of a network after its own.
+pub(crate) fn first_host(net: &IpNet) -> Option<IpAddr> {
+    nth_address(net, 1)
+}
+
+/// The address so many after a network's own.
+pub(crate) fn nth_address(net: &IpNet, n: u8) -> Option<IpAddr> {
+    match net {
+        IpNet::V4(net) => u32::from(net.network()).checked_add(u32::from(n)).map(|ip| Ipv4Addr::from(ip).into()),
+        IpNet::V6(net) => u128::from(net.network()).checked_add(u128::from(n)).map(|ip| Ipv6Addr::from(ip).into()),
     }
 }
 

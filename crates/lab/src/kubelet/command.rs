@@ -107,6 +107,7 @@ pub fn start(
     if argv.is_empty() {
         argv = match image {
             Image::Echo => vec![format!("{PROGRAMS}/signpost"), "echo".to_owned()],
+            Image::Dns => vec![format!("{PROGRAMS}/signpost"), "dns".to_owned()],
             Image::Program(path) => vec![format!("{PROGRAMS}/{}", program_name(path))],
         };
     }

@@ -32,9 +32,7 @@ pub(super) async fn run(mut worker: Worker, pod: Arc<Pod>) {
     };
     let mut light = Light::new(&worker, &pod);
     let mut end: Option<Instant> = None;
-    loop {
-        let told = worker.entry.told();
-        let Some(pod) = worker.pod() else { break };
+    while let (told, Some(pod)) = worker.told() {
         let views = light.adjust(&pod, &attachment);
         if let Err(error) = &light.problem {
             tell(&worker.context.client, &pod, Kind::Warning, "Failed", error.clone());

@@ -20,6 +20,7 @@ mod hosts;
 mod leases;
 mod light;
 mod logs;
+mod names;
 mod pod;
 mod probes;
 mod recipe;
@@ -45,6 +46,7 @@ use tokio::task::JoinSet;
 use self::container::CurrentLog;
 use self::feed::News;
 use self::hosts::HostPool;
+pub use self::names::searches;
 pub use self::streams::Ending;
 use crate::cgroup::Cgroup;
 use crate::images::Images;
@@ -316,13 +318,17 @@ impl Shared {
 
 impl Entry {
     fn tell(&self, pod: Option<Arc<Pod>>) {
-        self.handled.send_modify(|handled| handled.told += 1);
-        self.pod.send_replace(pod);
+        // Both at once: whoever reads them in between would take the new pod for the one before.
+        self.handled.send_modify(|handled| {
+            handled.told += 1;
+            self.pod.send_replace(pod);
+        });
     }
 
-    /// What was told up to now; to be given to `done` when it is in effect.
-    fn told(&self) -> u64 {
-        self.handled.borrow().told
+    /// How often it was told, and what last: the number is to be given to `done` when that is in effect.
+    fn told(&self, pods: &mut watch::Receiver<Option<Arc<Pod>>>) -> (u64, Option<Arc<Pod>>) {
+        let handled = self.handled.borrow();
+        (handled.told, pods.borrow_and_update().clone())
     }
 
     fn done(&self, told: u64) {

@@ -58,6 +58,11 @@ impl Worker {
         self.pods.borrow_and_update().clone()
     }
 
+    /// The same, with the number to give to `Entry::done` when it is in effect.
+    pub fn told(&mut self) -> (u64, Option<Arc<Pod>>) {
+        self.entry.told(&mut self.pods)
+    }
+
     /// Gives the pod its network, trying again until it has it or the pod is gone or to be deleted.
     pub async fn attach(&mut self) -> Option<Attachment> {
         let mut patience = Patience::default();
@@ -84,8 +89,8 @@ impl Worker {
     pub async fn rest(&mut self, wait: Duration) {
         let until = tokio::time::Instant::now() + wait;
         loop {
-            let told = self.entry.told();
-            let living = self.pod().is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
+            let (told, pod) = self.told();
+            let living = pod.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
             self.entry.done(told);
             if !living || tokio::time::timeout_at(until, self.pods.changed()).await.is_err() {
                 return;
@@ -178,8 +183,8 @@ impl Worker {
     /// Waits until the pod is to be deleted or gone.
     pub async fn wait_for_deletion(&mut self) {
         loop {
-            let told = self.entry.told();
-            match self.pod() {
+            let (told, pod) = self.told();
+            match pod {
                 Some(pod) if pod.metadata.deletion_timestamp.is_none() => self.entry.done(told),
                 _ => return,
             }
@@ -196,8 +201,7 @@ impl Worker {
             preconditions: Some(Preconditions { uid: Some(self.entry.uid.clone()), ..Preconditions::default() }),
             ..DeleteParams::default()
         };
-        while self.pod().is_some() {
-            let told = self.entry.told();
+        while let (told, Some(_)) = self.told() {
             match self.api().delete(&self.entry.name, &params).await {
                 Ok(_) => {}
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return,

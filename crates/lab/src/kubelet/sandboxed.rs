@@ -19,7 +19,7 @@ use super::recipe::Recipe;
 use super::status::{ContainerView, Phase, RestartPolicy, restart_policy, stays};
 use super::threshold::Patience;
 use super::volumes::{self, VolumeError};
-use super::{Context, Handle, Inside, hosts};
+use super::{Context, Handle, Inside, names};
 use crate::cgroup::Cgroup;
 use crate::sandbox::{Mount, Sandbox, Start, View};
 use crate::state as labs;
@@ -122,9 +122,9 @@ fn view(worker: &Worker, pod: &Pod, attachment: &Attachment, root: PathBuf, moun
     programs.extend(context.images.programs().into_iter().map(|path| (path.to_owned(), command::program_name(path))));
     View {
         root,
-        hostname: hosts::hostname(pod),
-        hosts: hosts::hosts(pod, &attachment.addresses),
-        resolv_conf: hosts::resolv_conf(pod, context.dns),
+        hostname: names::kernel_hostname(pod),
+        hosts: names::hosts(pod, &attachment.addresses),
+        resolv_conf: names::resolv_conf(pod, context.dns),
         masks: masks(context),
         programs,
         mounts,
@@ -174,8 +174,7 @@ async fn live(worker: &mut Worker, pod: &Arc<Pod>, attachment: &Attachment, sand
     let mut running = JoinSet::new();
     running.spawn(sequence(init, main, board.clone()));
     loop {
-        let told = worker.entry.told();
-        let Some(pod) = worker.pod() else { return }; // forced away: what runs is killed with the sandbox
+        let (told, Some(pod)) = worker.told() else { return }; // forced away: what runs is killed with the sandbox
         if pod.metadata.deletion_timestamp.is_some() {
             let deadline = Instant::now() + grace(&pod);
             stop.send_if_modified(|stop| {

@@ -7,12 +7,15 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use super::format::ObjectRef;
+use crate::cluster_dns;
 use crate::patience::patient;
 
 /// The API's objects.
 #[derive(Clone)]
 pub struct Objects {
     client: Client,
+    /// The cluster's name service is the cluster's own.
+    keeps_dns: bool,
 }
 
 /// Why an object could not be handled.
@@ -138,8 +141,8 @@ const KEPT_NAMESPACES: [&str; 5] = ["default", "kube-system", "kube-public", "ku
 
 impl Objects {
     /// Through a client.
-    pub fn new(client: Client) -> Objects {
-        Objects { client }
+    pub fn new(client: Client, keeps_dns: bool) -> Objects {
+        Objects { client, keeps_dns }
     }
 
     /// Creates an object, or changes it to what is given. Unknown fields are refused, as kubectl has them refused.
@@ -257,7 +260,8 @@ impl Objects {
         for kind in SWEPT {
             for object in self.list(kind).await? {
                 let reference = ObjectRef { kind: kind.to_owned(), ..named(&object)? };
-                if !is_of_the_cluster(&reference, &object) && self.delete_if_there(&reference).await? {
+                let own = is_of_the_cluster(&reference, &object) || (self.keeps_dns && is_of_dns(&reference, &object));
+                if !own && self.delete_if_there(&reference).await? {
                     ending.push(reference);
                 }
             }
@@ -327,6 +331,13 @@ fn is_of_the_cluster(reference: &ObjectRef, object: &Value) -> bool {
         "Secret" => system || reference.name == "signpost-heartbeat",
         _ => system,
     }
+}
+
+/// The Service of the cluster's names and what is made for it.
+fn is_of_dns(reference: &ObjectRef, object: &Value) -> bool {
+    let service = object.pointer("/metadata/labels/kubernetes.io~1service-name").and_then(Value::as_str);
+    reference.namespace.as_deref() == Some(cluster_dns::NAMESPACE)
+        && (reference.name == cluster_dns::SERVICE || service == Some(cluster_dns::SERVICE))
 }
 
 fn resource(reference: &ObjectRef) -> Result<&'static Resource, ObjectError> {

@@ -123,6 +123,8 @@ fn grouped(scenarios: Vec<Scenario>, options: &PoolOptions) -> Groups {
                     family: *family,
                     nodes: scenario.nodes.clone(),
                     router: scenario.router,
+                    dns: scenario.dns,
+                    node_cache: scenario.node_cache,
                     node_config: Value::from_iter(scenario.node.clone()).to_string(),
                 };
                 groups.entry(key).or_default().push_back(Job { index, scenario: scenario.clone() });

@@ -32,6 +32,8 @@ pub enum Message {
     Http(String),
     /// An ICMP echo request.
     Ping,
+    /// A question to a name server, in a datagram.
+    Lookup(Vec<u8>),
 }
 
 /// One try.
@@ -93,7 +95,7 @@ pub fn keep(sockets: &Sockets, shot: &Shot) -> (Outcome, Option<Kept>) {
 fn fire(sockets: &Sockets, shot: &Shot) -> (Outcome, Option<Kept>) {
     let fired = match &shot.message {
         Message::Tcp | Message::Http(_) => fire_tcp(sockets, shot),
-        Message::Udp => fire_udp(sockets, shot),
+        Message::Udp | Message::Lookup(_) => fire_udp(sockets, shot),
         Message::Ping => ping(sockets, shot).map(|answer| (answer, None)),
     };
     match fired {
@@ -267,9 +269,47 @@ fn fire_udp(sockets: &Sockets, shot: &Shot) -> Result<(Answer, Option<Kept>), Er
     Ok((answer, Some(Kept::Udp(socket))))
 }
 
+/// The datagram that comes back for one.
+///
+/// # Errors
+/// What came instead.
+pub fn exchange(sockets: &Sockets, shot: &Shot) -> Result<Vec<u8>, Box<Outcome>> {
+    let exchanged = || {
+        let socket = made(sockets, shot.destination, SockType::Datagram, false).map_err(Errored::Local)?;
+        let socket = UdpSocket::from(socket);
+        socket.connect(shot.destination).map_err(Errored::Connect)?;
+        told_datagram(&socket, shot)
+    };
+    exchanged().map_err(|error| Box::new(failure(&error)))
+}
+
+/// A TCP connection.
+///
+/// # Errors
+/// What came instead.
+pub fn connected(sockets: &Sockets, shot: &Shot) -> Result<TcpStream, Box<Outcome>> {
+    connect_tcp(sockets, shot).map_err(|error| Box::new(failure(&error)))
+}
+
+/// What an error after the connection stood means.
+pub fn later(error: io::Error) -> Box<Outcome> {
+    Box::new(failure(&Errored::Later(error)))
+}
+
 fn ask_udp(socket: &UdpSocket, shot: &Shot) -> Result<Answer, Errored> {
+    let received = told_datagram(socket, shot)?;
+    Ok(match &shot.message {
+        Message::Lookup(_) => Answer::default(),
+        _ => echo::datagram_answer(&received, shot.size),
+    })
+}
+
+fn told_datagram(socket: &UdpSocket, shot: &Shot) -> Result<Vec<u8>, Errored> {
     socket.set_read_timeout(Some(shot.timeout)).map_err(Errored::Local)?;
-    let request = echo::datagram(shot.size);
+    let request = match &shot.message {
+        Message::Lookup(packet) => packet.clone(),
+        _ => echo::datagram(shot.size),
+    };
     // A refusal is told at the next call on the socket, whichever that is. Rules of the sender's own host may end the
     // call with EPERM whether they refuse or drop: then the next call tells which.
     match socket.send(&request) {
@@ -278,7 +318,8 @@ fn ask_udp(socket: &UdpSocket, shot: &Shot) -> Result<Answer, Errored> {
     }
     let mut buffer = vec![0; 64 * 1024];
     let count = again(|| socket.recv(&mut buffer)).map_err(Errored::Connect)?;
-    Ok(echo::datagram_answer(&buffer[..count], shot.size))
+    buffer.truncate(count);
+    Ok(buffer)
 }
 
 /// An ICMP echo request by a datagram socket: the kernel adds identifier and checksum.
@@ -319,6 +360,8 @@ fn failure(error: &Errored) -> Outcome {
         io::ErrorKind::ConnectionRefused => Fails::Refused,
         io::ErrorKind::ConnectionReset if opening => Fails::Refused,
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => Fails::Reset,
+        // The node ended the socket: its backend is gone.
+        io::ErrorKind::ConnectionAborted => Fails::Reset,
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fails::Timeout,
         // The sender's own rules dropped it on its way out.
         io::ErrorKind::PermissionDenied => Fails::Timeout,

@@ -4,6 +4,7 @@
 mod attempt;
 mod doctor;
 mod load;
+mod names;
 mod trace;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +16,7 @@ use signpost_core::object::Family;
 
 use self::attempt::Attempts;
 use self::load::Load;
-use super::address::PodName;
+use super::address::{PodName, Scheme};
 use super::format::{
     EventStep, FamilyRun, Mode, ObjectStep, PodChange, RouteStep, SaveFrom, Scenario, ShortPod, Step, StepKind,
 };
@@ -87,6 +88,9 @@ impl Run<'_> {
         match &step.kind {
             StepKind::Probe { probe, expect } => {
                 let expect = expect.in_run(self.mode, self.family);
+                if let Some(Scheme::Dns(question)) = probe.to.as_ref().map(|to| &to.scheme) {
+                    return self.look_up(probe, question, &expect).await;
+                }
                 self.probe(probe, &expect).await?;
                 if self.stage.asks_doctor { self.second_opinion(probe, &expect).await } else { Ok(()) }
             }
@@ -148,7 +152,7 @@ impl Run<'_> {
     }
 
     /// With the saved addresses and words in place of texts like `$name`: in a lab that is used again, pods' addresses
-    /// differ. `$family` is the run's first one, as the API words it.
+    /// differ. `$family` is the run's first one, as the API words it; `${name}` stands inside of a text.
     fn filled(&self, value: &Value) -> Value {
         match value {
             Value::String(text) if text == "$family" => match self.first_family() {
@@ -162,12 +166,23 @@ impl Run<'_> {
                     .iter()
                     .find_map(|family| saved?.addresses.iter().find(|address| Family::of(**address) == *family));
                 let word = || saved.and_then(|saved| saved.word.as_ref()).map(|word| json!(word));
-                address.map(|address| json!(address)).or_else(word).unwrap_or_else(|| value.clone())
+                let whole = address.map(|address| json!(address)).or_else(word);
+                whole.unwrap_or_else(|| json!(self.filled_in(text)))
             }
             Value::Array(list) => list.iter().map(|value| self.filled(value)).collect(),
             Value::Object(fields) => fields.iter().map(|(name, value)| (name.clone(), self.filled(value))).collect(),
             other => other.clone(),
         }
+    }
+
+    /// With the saved addresses in place of `${NAME}` inside of a longer text, such as a file's.
+    fn filled_in(&self, text: &str) -> String {
+        let family = self.first_family();
+        let saved = self.saved.iter().filter_map(|(name, saved)| {
+            let address = saved.addresses.iter().find(|address| Family::of(**address) == family)?;
+            Some((format!("${{{name}}}"), address.to_string()))
+        });
+        saved.fold(text.to_owned(), |text, (name, address)| text.replace(&name, &address))
     }
 
     async fn set(&mut self, pod: &str, change: &PodChange) -> Result<(), String> {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use signpost_core::node_cache;
 use signpost_core::object::Family;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::NodePlan;
@@ -44,6 +45,10 @@ pub struct LabKey {
     pub nodes: Vec<format::NodeSpec>,
     /// What the router does.
     pub router: format::Router,
+    /// Whether it has its name service.
+    pub dns: bool,
+    /// Whether each node has a cache for names.
+    pub node_cache: bool,
     /// The daemons' configuration, as JSON text.
     pub node_config: String,
 }
@@ -68,6 +73,8 @@ pub struct Stage {
     /// Nodes whose link was cut.
     cut: BTreeSet<String>,
     nodes: Vec<String>,
+    /// Whether the cluster has its name service.
+    dns: bool,
 }
 
 /// What one node's kernel was last told, for one family.
@@ -165,12 +172,14 @@ impl Stage {
             FamilyRun::Dual => Families::Dual,
         };
         spec.mode = key.mode.to_string();
+        spec.dns = key.dns;
+        spec.node_cache = key.node_cache;
         spec.bgp_router = key.router == format::Router::Bgp;
         spec.node_config = serde_json::from_str(&key.node_config).map_err(told)?;
         let nodes: Vec<String> = key.nodes.iter().map(|node| node.name.clone()).collect();
         let around = surroundings(&spec);
         let lab = Lab::start(spec).await.map_err(told)?;
-        let objects = Objects::new(lab.client());
+        let objects = Objects::new(lab.client(), key.dns);
         let mut makers = BTreeMap::new();
         for node in nodes.iter().filter(|_| key.mode == Mode::Ebpf) {
             makers.insert(node.clone(), Arc::new(lab.socket_maker(node).await.map_err(told)?));
@@ -188,6 +197,7 @@ impl Stage {
             down: BTreeSet::new(),
             cut: BTreeSet::new(),
             nodes,
+            dns: key.dns,
         })
     }
 
@@ -216,6 +226,9 @@ impl Stage {
             self.change_mode(&node, self.mode).await?;
         }
         self.objects.sweep().await.map_err(told)?;
+        if self.dns {
+            self.lab.restore_names().await.map_err(told)?;
+        }
         self.settle().await
     }
 
@@ -473,7 +486,9 @@ fn surroundings(spec: &LabSpec) -> Surroundings {
     let count = u8::try_from(spec.nodes.len()).unwrap_or(u8::MAX);
     let topology = Topology { families: spec.families, nodes: count };
     let loopback: [IpAddr; 2] = [std::net::Ipv4Addr::LOCALHOST.into(), std::net::Ipv6Addr::LOCALHOST.into()];
-    let of_node = |n: u8| topology.gateways(n).into_iter().chain(loopback).collect();
+    let caches = [Family::Ipv4, Family::Ipv6].map(node_cache::address).into_iter().filter(|_| spec.node_cache);
+    let on_loopback: Vec<IpAddr> = loopback.into_iter().chain(caches).collect();
+    let of_node = |n: u8| topology.gateways(n).into_iter().chain(on_loopback.iter().copied()).collect();
     Surroundings {
         node_addresses: (1..=count).zip(&spec.nodes).map(|(n, node)| (node.name.clone(), of_node(n))).collect(),
         outside: topology.outside(),

@@ -34,6 +34,12 @@ pub struct UpCommand {
     /// Give Services of type LoadBalancer addresses, and announce them: l2 or bgp (needs BIRD).
     #[arg(long, value_name = "HOW")]
     lb: Option<LoadBalancing>,
+    /// Do without the cluster's name service, the Service kube-dns.
+    #[arg(long)]
+    no_dns: bool,
+    /// Let each node answer its pods' questions for names itself: see docs/dns.md.
+    #[arg(long, conflicts_with = "no_dns")]
+    node_cache: bool,
     /// The lab's name; labs of different names run side by side.
     #[arg(long, env = "SIGNPOST_LAB", default_value = DEFAULT_NAME)]
     name: String,
@@ -69,6 +75,8 @@ impl UpCommand {
         spec.mode.clone_from(&self.mode);
         spec.dir.clone_from(&self.dir);
         spec.load_balancing = self.lb;
+        spec.dns = !self.no_dns;
+        spec.node_cache = self.node_cache;
         spec.images = images(&self.images)?;
         spec.check()?;
         Ok(spec)

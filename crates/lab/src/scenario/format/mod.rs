@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::address::Scheme;
+
 pub use self::expect::{Deviation, Expect, Fails, PeerExpect, Share};
 pub use self::step::{
     DeleteStep, DoctorStep, EventStep, ExecExpect, LoadStep, ObjectRef, ObjectStep, PatchStep, PodChange, Probe,
@@ -45,6 +47,10 @@ pub struct Scenario {
     pub modes: Vec<Mode>,
     /// What the router does.
     pub router: Router,
+    /// Whether the cluster has its name service: if the file says so, or looks a name up.
+    pub dns: bool,
+    /// Whether each node has a cache for names.
+    pub node_cache: bool,
     /// Configuration of the node daemons, as KubeProxyConfiguration names it.
     pub node: BTreeMap<String, Value>,
     /// Pods in short form.
@@ -141,6 +147,8 @@ pub fn parse(file: &Path, text: &str) -> Result<Scenario, FormatError> {
         families: raw.families,
         modes: raw.modes,
         router: raw.router,
+        dns: raw.dns || raw.node_cache || steps.iter().any(looks_up),
+        node_cache: raw.node_cache,
         node: raw.node,
         pods: raw.pods.into_iter().map(raw::Pod::into_short_pod).collect(),
         objects: raw.objects,
@@ -154,6 +162,16 @@ pub fn parse(file: &Path, text: &str) -> Result<Scenario, FormatError> {
         problem: problem.problem,
     })?;
     Ok(scenario)
+}
+
+/// Whether a step needs a name server.
+fn looks_up(step: &Step) -> bool {
+    let target = match &step.kind {
+        StepKind::Probe { probe, .. } => probe.to.as_ref(),
+        StepKind::Load(load) => Some(&load.to),
+        _ => None,
+    };
+    target.is_some_and(|to| matches!(to.scheme, Scheme::Dns(_)))
 }
 
 /// Each load is ended once, after its start: what nobody ends, nobody counts the losses of.

@@ -33,7 +33,7 @@ fn default_namespace() -> String {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Scenario {
     pub name: String,
     pub why: Option<String>,
@@ -47,6 +47,10 @@ pub(super) struct Scenario {
     pub modes: Vec<Mode>,
     #[serde(default)]
     pub router: Router,
+    #[serde(default)]
+    pub dns: bool,
+    #[serde(default)]
+    pub node_cache: bool,
     #[serde(default)]
     pub node: BTreeMap<String, Value>,
     #[serde(default)]

@@ -40,9 +40,9 @@ struct KeptOne {
 }
 
 /// The two walks' predictions of one packet.
-struct Predictions {
-    plan: Prediction,
-    program: Prediction,
+pub(super) struct Predictions {
+    pub(super) plan: Prediction,
+    pub(super) program: Prediction,
     /// Each fate has the same chance: no affinity holds the client to one.
     spread: bool,
     /// Whom the nodes on the way remember.
@@ -123,7 +123,7 @@ impl Run<'_> {
     }
 
     /// `None` where no walk tells: an ICMP echo, and a probe that does not wait for the daemons.
-    async fn predictions(
+    pub(super) async fn predictions(
         &mut self,
         probe: &Probe,
         view: &ClusterView,
@@ -308,7 +308,7 @@ pub(super) fn message(scheme: &Scheme) -> Result<Message, String> {
         Scheme::Udp => Ok(Message::Udp),
         Scheme::Http(path) => Ok(Message::Http(path.clone())),
         Scheme::Ping => Ok(Message::Ping),
-        Scheme::Dns(_) => Err("dns://: this version lacks the name server".to_owned()),
+        Scheme::Dns(_) => Err("a lookup has no answer of an echo server".to_owned()),
         Scheme::Raw => Err("raw: this version lacks raw bytes".to_owned()),
     }
 }
@@ -357,11 +357,11 @@ fn compare(
     None
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     tokio::task::spawn_blocking(work).await.map_err(told)
 }
 
-fn show_predictions(predictions: Option<&Predictions>) -> String {
+pub(super) fn show_predictions(predictions: Option<&Predictions>) -> String {
     let Some(predictions) = predictions else { return "walks          tell nothing here\n".to_owned() };
     let mut text = String::new();
     for (name, prediction) in [("walk(plan)   ", &predictions.plan), ("walk(program)", &predictions.program)] {

@@ -11,15 +11,17 @@ use nix::unistd::Pid;
 use signpost_core::object::Family;
 use tokio::process::Command;
 
+use super::names::name_server;
 use super::{Run, is_match};
 use crate::cgroup::Cgroup;
 use crate::netns::Netns;
 use crate::patience::patient;
-use crate::scenario::address::Source;
+use crate::scenario::address::{Destination, Scheme, Source};
 use crate::scenario::expect::Outcome;
 use crate::scenario::format::{ExecExpect, LoadStep};
-use crate::scenario::probe::{self, Shot};
+use crate::scenario::probe::{self, Message, Shot};
 use crate::scenario::stage::told;
+use crate::scenario::{lookup, names};
 use crate::sockets::Sockets;
 use crate::sys;
 
@@ -132,9 +134,17 @@ impl Run<'_> {
         self.stage.settle().await?;
         let listed = self.stage.listed().await?;
         let family = self.family.families().first().copied().unwrap_or(Family::Ipv4);
+        let (message, to) = match (&step.to.scheme, &step.to.destination) {
+            (Scheme::Dns(question), Destination::Name(name)) => {
+                let kind = names::record_type(&question.kind, family)?;
+                let packet = lookup::question(name, kind).map_err(told)?.to_vec().map_err(told)?;
+                (Message::Lookup(packet), name_server())
+            }
+            (scheme, _) => (super::attempt::message(scheme)?, step.to.clone()),
+        };
         let shot = Shot {
-            message: super::attempt::message(&step.to.scheme)?,
-            destination: listed.resolve(&step.to, family, &self.saved).map_err(told)?,
+            message,
+            destination: listed.resolve(&to, family, &self.saved).map_err(told)?,
             source_port: None,
             size: 0,
             timeout: patient(Duration::from_secs(1)),
