@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints JSON lines: how long 10,000 Services with 100,000 endpoints take to load and what they take in memory; and the
+# Prints JSON lines: how long after the API's event a name follows a pod's readiness in a lab; how long 10,000 Services with 100,000 endpoints take to load and what they take in memory; and the
 # answers of BIND 9, Unbound and Signpost for the same names, one after the other, each on one core, the load generator on
 # another. The servers' packages are unpacked into .tools/, not installed: no service of theirs is ever started or enabled.
 # Usage: tools/bench_dns.sh [SECONDS]
@@ -34,6 +34,8 @@ trap cleanup EXIT
 
 cargo build --quiet --locked --release -p signpost-dns --example dns_speed
 target/release/examples/dns_speed
+cargo build --quiet --locked --release --bin signpost
+cargo run --quiet --locked --release -p signpost-lab --example names_speed -- target/release/signpost
 
 # Every fifth Service is headless there; the others have an address.
 seq 0 $((services - 1)) | awk '$1 % 5 { print "svc-" $1 ".default.svc.cluster.local A" }' | shuf --random-source=<(yes) >"$work/questions"

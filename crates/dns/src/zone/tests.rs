@@ -451,6 +451,7 @@ fn names_that_are_no_labels_get_no_records() {
 #[test]
 fn a_hundred_thousand_services_are_answered_and_a_change_is_one_of_its_own() {
     use crate::object::{Service, StandsFor};
+    use signpost_core::object::ObjectName;
     const SERVICES: u32 = 100_000;
     let mut zone = Zone::new(settings());
     zone.apply(Change::Namespace("default".into()), 1);

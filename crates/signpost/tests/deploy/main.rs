@@ -379,3 +379,45 @@ fn the_node_daemon_serves_and_announces_with_the_rights_of_its_manifest() {
         cluster.server.close();
     });
 }
+
+#[test]
+fn the_name_server_and_the_nodes_cache_follow_the_api_with_the_rights_of_their_manifests() {
+    on_a_node(|| async {
+        for (file, kind, server) in
+            [("dns.yaml", "Deployment", "127.0.0.1"), ("node-cache.yaml", "DaemonSet", "169.254.20.10")]
+        {
+            let objects = manifests().remove(file).unwrap();
+            let cluster = Cluster::new(Rights::of(&objects)).await;
+            cluster
+                .create(json!({
+                    "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+                    "spec": {"clusterIP": "10.96.132.41", "ports": [{"port": 80}]},
+                }))
+                .await;
+            // What kubeadm puts into the ConfigMap coredns, with `pods verified`, which asks for the most.
+            let corefile = cluster.folder.path().join("Corefile");
+            let text = ".:53 {\n    errors\n    health {\n       lameduck 0s\n    }\n    ready\n    kubernetes cluster.local in-addr.arpa ip6.arpa {\n       \
+                 pods verified\n       fallthrough in-addr.arpa ip6.arpa\n       ttl 30\n    }\n    prometheus :9153\n    forward . 192.0.2.1 {\n       \
+                 max_concurrent 1000\n    }\n    cache 30\n    loop\n    reload\n    loadbalance\n}\n";
+            std::fs::write(&corefile, text).unwrap();
+            let place = |word: String| word.replace("/etc/coredns/Corefile", &corefile.to_string_lossy());
+            let line: Vec<String> = command_line(&objects, kind).into_iter().map(place).collect();
+            let program = Program::start(&line, &[format!("--kubeconfig={}", cluster.kubeconfig().display())]);
+            if kind == "DaemonSet" {
+                // The node daemon would give the node this address.
+                let added =
+                    Command::new("ip").args(["address", "add", "169.254.20.10/32", "dev", "lo"]).status().unwrap();
+                assert!(added.success());
+            }
+            until("the name is answered", &cluster.guard, || async {
+                let ask = ["+short", "+tries=1", "+time=2", &format!("@{server}"), "web.default.svc.cluster.local"];
+                let found = Command::new("dig").args(ask).output().expect("dig is installed (tools/setup.sh)");
+                found.stdout == b"10.96.132.41\n"
+            })
+            .await;
+            program.end();
+            assert_eq!(cluster.guard.refused(), []);
+            cluster.server.close();
+        }
+    });
+}

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)] // clippy allows it in test functions, not in those that they share
 
 mod command;
-mod manifests;
 mod names;
 mod sandbox;
 mod whole;
