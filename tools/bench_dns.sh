@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Prints JSON lines: how long after the API's event a name follows a pod's readiness in a lab; how long 10,000 Services with 100,000 endpoints take to load and what they take in memory; and the
-# answers of BIND 9, Unbound and Signpost for the same names, one after the other, each on one core, the load generator on
+# Prints JSON lines: how long 10,000 Services with 100,000 endpoints take to load and what they take in memory; how long after the
+# API's event a name follows a pod's readiness in a lab (as root); and the answers of BIND 9, Unbound and Signpost for the same
+# names, one after the other, each on one core, the load generator on
 # another. The servers' packages are unpacked into .tools/, not installed: no service of theirs is ever started or enabled.
 # Usage: tools/bench_dns.sh [SECONDS]
 set -euo pipefail
