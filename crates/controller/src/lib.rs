@@ -21,6 +21,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use context::Context;
 pub use progress::{NotSettled, Progress};
 
+mod announced;
 mod busy;
 mod cache;
 mod claim;

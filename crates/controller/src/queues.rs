@@ -26,6 +26,8 @@ pub struct Queues {
     pub scheduler: Queue<ObjectName>,
     /// Services that want addresses, and the pools.
     pub load_balancers: Queue<LoadBalancerKey>,
+    /// Services of which is told who announces them.
+    pub announced: Queue<ObjectName>,
     /// Owners and dependents.
     pub garbage: Queue<GarbageKey>,
 }
@@ -42,6 +44,7 @@ impl Queues {
             stateful_sets: Queue::new(busy.clone(), options.workloads),
             scheduler: Queue::new(busy.clone(), options.scheduler),
             load_balancers: Queue::new(busy.clone(), options.load_balancers),
+            announced: Queue::new(busy.clone(), options.load_balancers),
             garbage: Queue::new(busy.clone(), options.garbage_collection),
         }
     }
@@ -58,6 +61,7 @@ impl Queues {
             ("deployment", &self.deployments),
             ("stateful set", &self.stateful_sets),
             ("node for pod", &self.scheduler),
+            ("announcers of", &self.announced),
         ];
         let named = by_name
             .into_iter()

@@ -3,6 +3,7 @@
 //! ```text
 //! Service ─────┬──▶ slices, endpoints, addresses Deployment ──▶ deployments
 //! IPAddressPool, Namespace ──▶ addresses of all Services
+//! L2Advertisement, BGPAdvertisement, ServiceL2Status, ServiceBGPStatus ──▶ announced
 //! Pod ─────────┼──▶ slices, endpoints (of the Services that select it), its ReplicaSet or StatefulSet, scheduler
 //! Node ────────┴──▶ slices (of the pods on it), scheduler
 //! EndpointSlice ──▶ slices, mirrors              ReplicaSet ──▶ replica sets, its Deployment
@@ -18,13 +19,17 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Resource;
 use signpost_core::object::ObjectName;
-use signpost_metallb::{ConfigurationState, IPAddressPool};
+use signpost_metallb::{
+    BGPAdvertisement, ConfigurationState, IPAddressPool, L2Advertisement, ServiceBGPStatus, ServiceL2Status,
+};
 
 use crate::cache::{Cache, Index, Transition, name_of};
 use crate::context::{Context, Watched};
 use crate::queues::Collected;
 use crate::world::World;
-use crate::{endpoint_slices, endpoints, garbage, load_balancers, lookup, mirroring, nodes, pods, scheduler, selector};
+use crate::{
+    announced, endpoint_slices, endpoints, garbage, load_balancers, lookup, mirroring, nodes, pods, scheduler, selector,
+};
 
 /// Old and new, as far as there are both.
 fn versions<K>(change: &Transition<K>) -> impl Iterator<Item = &Arc<K>> {
@@ -138,6 +143,9 @@ impl Watched for Service {
         garbage::route(context, Some(Collected::Service), change);
         load_balancers::route_service(context, change);
         for service in versions(change) {
+            announced::route(context, name_of(service.as_ref()));
+        }
+        for service in versions(change) {
             context.queues.slices.add(name_of(service.as_ref()));
             context.queues.endpoints.add(name_of(service.as_ref()));
             context.queues.mirrored.add(name_of(service.as_ref()));
@@ -164,6 +172,7 @@ impl Watched for EndpointSlice {
             if let Some(service) = labels.and_then(|labels| labels.get(endpoint_slices::plan::SERVICE_NAME)) {
                 let namespace = slice.metadata.namespace.as_deref().unwrap_or_default();
                 queue.add(ObjectName::new(namespace, service));
+                announced::route(context, ObjectName::new(namespace, service));
             }
         }
     }
@@ -211,6 +220,7 @@ impl Watched for Node {
             }
         }
         if scheduling_changed(change) {
+            announced::route_all(context);
             for pod in scheduler::waiting(context) {
                 context.queues.scheduler.add(name_of(pod.as_ref()));
             }
@@ -270,6 +280,50 @@ impl Watched for ConfigurationState {
     fn route(context: &Context, change: &Transition<ConfigurationState>) {
         if change.new.is_none() {
             load_balancers::route_all(context);
+        }
+    }
+}
+
+impl Watched for L2Advertisement {
+    fn cache(world: &World) -> &Cache<L2Advertisement> {
+        &world.l2_advertisements
+    }
+
+    fn route(context: &Context, _: &Transition<L2Advertisement>) {
+        announced::route_all(context);
+    }
+}
+
+impl Watched for BGPAdvertisement {
+    fn cache(world: &World) -> &Cache<BGPAdvertisement> {
+        &world.bgp_advertisements
+    }
+
+    fn route(context: &Context, _: &Transition<BGPAdvertisement>) {
+        announced::route_all(context);
+    }
+}
+
+impl Watched for ServiceL2Status {
+    fn cache(world: &World) -> &Cache<ServiceL2Status> {
+        &world.l2_statuses
+    }
+
+    fn route(context: &Context, change: &Transition<ServiceL2Status>) {
+        for status in versions(change).filter_map(|object| object.status.as_ref()) {
+            announced::route(context, ObjectName::new(&status.service_namespace, &status.service_name));
+        }
+    }
+}
+
+impl Watched for ServiceBGPStatus {
+    fn cache(world: &World) -> &Cache<ServiceBGPStatus> {
+        &world.bgp_statuses
+    }
+
+    fn route(context: &Context, change: &Transition<ServiceBGPStatus>) {
+        for status in versions(change).filter_map(|object| object.status.as_ref()) {
+            announced::route(context, ObjectName::new(&status.service_namespace, &status.service_name));
         }
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use signpost_metallb::{ConfigurationState, IPAddressPool};
+use signpost_metallb::{
+    BGPAdvertisement, ConfigurationState, IPAddressPool, L2Advertisement, ServiceBGPStatus, ServiceL2Status,
+};
 use tokio::task::JoinSet;
 
 use crate::cache::Transition;
@@ -14,7 +16,8 @@ use crate::controller::Controller;
 use crate::feed::feed;
 use crate::queue::Outcome;
 use crate::{
-    deployments, endpoint_slices, endpoints, garbage, load_balancers, mirroring, replica_sets, scheduler, stateful_sets,
+    announced, deployments, endpoint_slices, endpoints, garbage, load_balancers, mirroring, replica_sets, scheduler,
+    stateful_sets,
 };
 
 /// Starts a watch for each kind that a running controller needs.
@@ -36,6 +39,10 @@ pub fn feed_caches(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     start::<Namespace>(context, tasks);
     start::<IPAddressPool>(context, tasks);
     start::<ConfigurationState>(context, tasks);
+    start::<L2Advertisement>(context, tasks);
+    start::<BGPAdvertisement>(context, tasks);
+    start::<ServiceL2Status>(context, tasks);
+    start::<ServiceBGPStatus>(context, tasks);
 }
 
 /// Starts the workers; they begin when every cache has had its first list.
@@ -49,6 +56,7 @@ pub fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     workers(context, tasks, scheduler::Controller);
     workers(context, tasks, garbage::Controller);
     workers(context, tasks, load_balancers::Controller::default());
+    workers(context, tasks, announced::Controller);
     tasks.spawn(resync(context.clone()));
 }
 

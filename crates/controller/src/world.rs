@@ -8,7 +8,9 @@ use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use signpost_metallb::{ConfigurationState, IPAddressPool};
+use signpost_metallb::{
+    BGPAdvertisement, ConfigurationState, IPAddressPool, L2Advertisement, ServiceBGPStatus, ServiceL2Status,
+};
 
 use crate::ControllerOptions;
 use crate::cache::{Cache, Cached, Index};
@@ -41,6 +43,14 @@ pub struct World {
     pub pools: Cache<IPAddressPool>,
     /// What is told of the configuration.
     pub states: Cache<ConfigurationState>,
+    /// Who may announce load-balancer addresses on the nodes' own network.
+    pub l2_advertisements: Cache<L2Advertisement>,
+    /// Who may announce them to routers.
+    pub bgp_advertisements: Cache<BGPAdvertisement>,
+    /// Who does so on the nodes' own network.
+    pub l2_statuses: Cache<ServiceL2Status>,
+    /// Who does so to routers.
+    pub bgp_statuses: Cache<ServiceBGPStatus>,
     /// The kinds that are watched; the caches of others stay empty.
     fed: BTreeSet<&'static str>,
 }
@@ -62,7 +72,8 @@ impl World {
             fed.extend(&KINDS[..9]);
         }
         if options.load_balancers {
-            fed.extend(["Service", "Node", "Namespace", "IPAddressPool", "ConfigurationState"]);
+            fed.extend(["Service", "Node", "EndpointSlice"]);
+            fed.extend(&KINDS[9..]);
         }
         World { fed, ..World::default() }
     }
@@ -87,13 +98,18 @@ impl World {
             self.namespaces.seen(),
             self.pools.seen(),
             self.states.seen(),
+            self.l2_advertisements.seen(),
+            self.bgp_advertisements.seen(),
+            self.l2_statuses.seen(),
+            self.bgp_statuses.seen(),
         ];
         KINDS.into_iter().zip(seen).filter(|(kind, _)| self.is_fed(kind)).collect()
     }
 }
 
-/// All kinds, in the order of [`World`]'s caches; the first nine take part in garbage collection.
-const KINDS: [&str; 12] = [
+/// All kinds, in the order of [`World`]'s caches; the first nine take part in garbage collection, the others are load
+/// balancers'.
+const KINDS: [&str; 16] = [
     "Pod",
     "Service",
     "EndpointSlice",
@@ -106,6 +122,10 @@ const KINDS: [&str; 12] = [
     "Namespace",
     "IPAddressPool",
     "ConfigurationState",
+    "L2Advertisement",
+    "BGPAdvertisement",
+    "ServiceL2Status",
+    "ServiceBGPStatus",
 ];
 
 /// The index entry of a namespace's objects with a label.
@@ -170,4 +190,12 @@ macro_rules! by_name {
     )+ };
 }
 
-by_name!(Namespace, IPAddressPool, ConfigurationState);
+by_name!(
+    Namespace,
+    IPAddressPool,
+    ConfigurationState,
+    L2Advertisement,
+    BGPAdvertisement,
+    ServiceL2Status,
+    ServiceBGPStatus
+);

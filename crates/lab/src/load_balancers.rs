@@ -6,6 +6,7 @@ use signpost_core::object::Family;
 
 use crate::ensure::ensure;
 use crate::error::LabError;
+use crate::kubelet::MIRROR;
 use crate::router::{NODE_ASN, ROUTER_ASN};
 use crate::spec::{LabSpec, LoadBalancing};
 use crate::topology::Topology;
@@ -22,6 +23,9 @@ pub async fn prepare(client: &Client, spec: &LabSpec, topology: &Topology) -> Re
     ensure(client, &namespace, "namespaces").await?;
     if spec.load_balancing.is_some() {
         ensure(client, &pool(spec), "ipaddresspools").await?;
+        for node in &spec.nodes {
+            ensure(client, &speaker(&node.name), "pods").await?;
+        }
     }
     match spec.load_balancing {
         Some(LoadBalancing::L2) => {
@@ -47,6 +51,22 @@ pub async fn prepare(client: &Client, spec: &LabSpec, topology: &Topology) -> Re
         }
         None => Ok(()),
     }
+}
+
+/// A pod that stands for a node's daemon, where MetalLB's speaker would be: `kubectl logs` shows what it says.
+fn speaker(node: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": format!("speaker-{node}"), "namespace": NAMESPACE,
+            "labels": {"app": "metallb", "component": "speaker", "app.kubernetes.io/component": "speaker"},
+            "annotations": {(MIRROR): "daemon"},
+        },
+        "spec": {
+            "nodeName": node, "hostNetwork": true, "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "speaker", "image": "signpost/node"}],
+        },
+    })
 }
 
 /// Addresses of the node segment that no node has.

@@ -60,7 +60,7 @@ impl Router {
 }
 
 /// A program on the PATH, or where Debian puts what only root needs.
-fn find(program: &str) -> Option<PathBuf> {
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
     folders.map(|folder| folder.join(program)).find(|found| found.is_file())
@@ -74,6 +74,10 @@ fn configuration(topology: &Topology) -> String {
             "protocol kernel kernel_{name} {{ merge paths on; {name} {{ import none; export all; }}; }}\n"
         ));
     }
+    // Who asks for BFD gets it; a session of BGP without goes on as ever.
+    text.push_str(
+        "protocol bfd { interface \"nodes\" { min rx interval 50 ms; min tx interval 50 ms; multiplier 3; }; }\n",
+    );
     // One session carries both families.
     let (local, range) = match topology.families.list().first() {
         Some(Family::Ipv6) => ("fd00:172:18::1", "fd00:172:18::/64"),
@@ -82,7 +86,7 @@ fn configuration(topology: &Topology) -> String {
     let channels: String =
         topology.families.list().iter().map(|family| format!(" {family} {{ import all; export none; }};")).collect();
     text.push_str(&format!(
-        "protocol bgp nodes {{ local {local} as {ROUTER_ASN}; neighbor range {range} as {NODE_ASN}; dynamic name \"node\"; passive on;{channels} }}\n"
+        "protocol bgp nodes {{ local {local} as {ROUTER_ASN}; neighbor range {range} as {NODE_ASN}; dynamic name \"node\"; passive on; bfd on; error wait time 1, 4; error forget time 5;{channels} }}\n"
     ));
     text
 }

@@ -1,12 +1,15 @@
 //! Pure. From objects to what `core` decides by: checked, and what cannot be used told in words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use signpost_core::announce::advertise::Advertisement;
 use signpost_core::labels::{Labels, Requirement, Selector};
 use signpost_core::load_balancer::{AddressRange, Allocation, Pool};
 
+use crate::bgp::BGPAdvertisement;
+use crate::l2::L2Advertisement;
 use crate::pool::{IPAddressPool, ServiceAllocation};
 
 /// Why an object cannot be used, or not as it is written.
@@ -95,6 +98,42 @@ fn allocation(written: &ServiceAllocation) -> Result<Allocation, String> {
         namespace_selectors: selectors("spec.serviceAllocation.namespaceSelectors", &written.namespace_selectors)?,
         service_selectors: selectors("spec.serviceAllocation.serviceSelectors", &written.service_selectors)?,
     })
+}
+
+/// An L2Advertisement.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn l2_advertisement(object: &L2Advertisement) -> Result<Advertisement, String> {
+    let spec = &object.spec;
+    Ok(Advertisement {
+        name: object.name().into(),
+        pools: names(&spec.ip_address_pools),
+        pool_selectors: selectors("spec.ipAddressPoolSelectors", &spec.ip_address_pool_selectors)?,
+        node_selectors: selectors("spec.nodeSelectors", &spec.node_selectors)?,
+        service_selectors: selectors("spec.serviceSelectors", &spec.service_selectors)?,
+        interfaces: names(&spec.interfaces),
+    })
+}
+
+/// Which addresses a BGPAdvertisement speaks of, and by which nodes.
+///
+/// # Errors
+/// What is wrong with that part of it.
+pub fn bgp_selects(object: &BGPAdvertisement) -> Result<Advertisement, String> {
+    let spec = &object.spec;
+    Ok(Advertisement {
+        name: object.name().into(),
+        pools: names(&spec.ip_address_pools),
+        pool_selectors: selectors("spec.ipAddressPoolSelectors", &spec.ip_address_pool_selectors)?,
+        node_selectors: selectors("spec.nodeSelectors", &spec.node_selectors)?,
+        service_selectors: selectors("spec.serviceSelectors", &spec.service_selectors)?,
+        interfaces: BTreeSet::new(),
+    })
+}
+
+fn names(names: &[String]) -> BTreeSet<Arc<str>> {
+    names.iter().map(|name| name.as_str().into()).collect()
 }
 
 /// Labels.

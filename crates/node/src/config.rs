@@ -196,6 +196,8 @@ pub struct NodeOptions {
     pub localhost_node_ports: bool,
     /// Whether `loadBalancerSourceRanges` guard a Service's node ports, too.
     pub source_ranges_on_node_ports: bool,
+    /// Whether load-balancer addresses of our pools answer ping.
+    pub answer_ping: bool,
     /// Whether conntrack is told to accept TCP packets out of their window.
     pub tcp_be_liberal: bool,
     /// Where `/healthz` listens; `None`: nowhere.
@@ -306,6 +308,7 @@ impl NodeOptions {
                 .source_ranges_on_node_ports
                 .or(file.load_balancer_source_ranges_on_node_ports)
                 .unwrap_or(false),
+            answer_ping: file.load_balancer_addresses_answer_ping.unwrap_or(true),
             tcp_be_liberal: flags.conntrack_tcp_be_liberal.or(liberal).unwrap_or(false),
             healthz: bind(flags.healthz_bind_address, file.healthz_bind_address, "0.0.0.0", HEALTHZ_PORT),
             metrics: bind(flags.metrics_bind_address, file.metrics_bind_address, "127.0.0.1", METRICS_PORT),

@@ -100,7 +100,7 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     };
     let addresses = addresses::follow(interfaces).map_err(NodeError::Addresses)?;
     let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
-    let announcer = Announcer::new(client.clone(), &server, options.node.clone());
+    let announcer = Announcer::new(client.clone(), &server, options.node.clone(), options.answer_ping);
     let observed = signpost_cluster::watch(client, &server, &NodeScope::Own(options.node.clone()));
     let cache = node_cache::follow().map_err(NodeError::NodeCache)?;
     let around = Around { observed, addresses, cache, reporter, announcer };
@@ -245,7 +245,7 @@ async fn serve<D, S>(
         min_sync_period: options.min_sync_period,
         sync_period: options.sync_period,
     };
-    let announcing = announcer.start(progress.served());
+    let announcing = announcer.start(progress.served(), metrics.announcer.clone());
     let sync = SyncLoop::new(sync_options, config, datapaths, progress, metrics);
     let (stop, stopped) = oneshot::channel();
     let node = options.node.clone();

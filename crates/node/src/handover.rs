@@ -14,6 +14,7 @@
 //! Flows of the mode IPVS need their virtual server, too, and the address that they go to: both stay, for them alone, until
 //! they have ended.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::process::Command;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use signpost_core::object::Family;
 use signpost_datapath::ebpf::{Kernel, KernelConfig, KernelError};
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::ipvs::{Former, Ipvs, IpvsConfig};
-use signpost_datapath::nftables::{Nftables, NftablesConfig};
+use signpost_datapath::nftables::{Nftables, NftablesConfig, addresses};
 use signpost_datapath::probe::ProbeError;
 use tracing::{info, warn};
 
@@ -261,7 +262,9 @@ pub fn cleanup(families: &[Family], ebpf: &KernelConfig) -> Result<(), CleanupEr
                 Mode::Ebpf => Ok(()), // its rules are those of nftables
                 Mode::Nftables => {
                     let mut nftables = nftables(family);
-                    nftables.cleanup().and_then(|()| nftables.release_flows()).map(|_| ()).map_err(Into::into)
+                    let addresses = || addresses::set(&BTreeSet::new(), false);
+                    let removed = nftables.cleanup().and_then(|()| nftables.release_flows()).and_then(|_| addresses());
+                    removed.map_err(Into::into)
                 }
                 Mode::Iptables => iptables(family).cleanup().map_err(Into::into),
                 Mode::Ipvs => Ok(()),

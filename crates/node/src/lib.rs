@@ -21,6 +21,7 @@ pub mod mode;
 pub mod node_cache;
 pub mod process;
 pub mod progress;
+mod prometheus;
 pub mod rivals;
 pub mod routes;
 pub mod rules;

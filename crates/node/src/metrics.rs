@@ -1,7 +1,5 @@
 //! The numbers of the daemon, as Prometheus reads them: kube-proxy's names where it has one for the thing.
 
-mod text;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,9 +9,10 @@ use signpost_core::object::Family;
 use signpost_core::store::Kind;
 use signpost_datapath::conntrack::Totals;
 
+use crate::announce;
 use crate::process::{self, Usage};
 use crate::progress::{Outcome, Revisions};
-use text::{Histogram, Text};
+use crate::prometheus::{Histogram, Text};
 
 /// Buckets of the duration of a sync in seconds, as kube-proxy has them: 1 ms doubled 14 times.
 const SYNC_BUCKETS: [f64; 15] =
@@ -23,6 +22,8 @@ const SYNC_BUCKETS: [f64; 15] =
 #[derive(Debug)]
 pub struct Metrics {
     numbers: Mutex<Numbers>,
+    /// What the announcer of load-balancer addresses counts.
+    pub announcer: announce::numbers::Numbers,
 }
 
 #[derive(Debug)]
@@ -80,6 +81,7 @@ impl Metrics {
         let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30)).map(f64::from);
         let programming: Vec<f64> = [0.25, 0.5].into_iter().chain(seconds).collect();
         Metrics {
+            announcer: announce::numbers::Numbers::default(),
             numbers: Mutex::new(Numbers {
                 families: BTreeMap::new(),
                 network_programming: Histogram::new(programming),
@@ -203,6 +205,7 @@ impl Metrics {
         numbers.write_syncs(&mut text);
         numbers.write_changes(&mut text);
         write_programmed(&mut text, programmed);
+        self.announcer.write(&mut text);
         write_process(&mut text, usage);
         text.finish()
     }

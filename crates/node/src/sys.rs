@@ -45,26 +45,27 @@ pub(crate) fn packet_socket(protocol: u16) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
-/// Lets a packet socket for IPv6 keep neighbour solicitations alone.
+/// Lets a packet socket for IPv6 keep neighbour solicitations and advertisements alone.
 ///
 /// # Errors
 /// The kernel refused.
-pub(crate) fn keep_solicitations(socket: &OwnedFd) -> io::Result<()> {
+pub(crate) fn keep_neighbour_discovery(socket: &OwnedFd) -> io::Result<()> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let mut steps = [
         step(LOAD_BYTE, 0, 0, 6), // the next header is ICMPv6,
-        step(JUMP_IF_EQUAL, 0, 3, 58),
+        step(JUMP_IF_EQUAL, 0, 4, 58),
         step(LOAD_BYTE, 0, 0, 40), // and its type a solicitation
-        step(JUMP_IF_EQUAL, 0, 1, 135),
+        step(JUMP_IF_EQUAL, 1, 0, 135),
+        step(JUMP_IF_EQUAL, 0, 1, 136), // or an advertisement
         step(RETURN, 0, 0, 0xffff),
         step(RETURN, 0, 0, 0),
     ];
-    let program = libc::sock_fprog { len: 6, filter: steps.as_mut_ptr() };
+    let program = libc::sock_fprog { len: 7, filter: steps.as_mut_ptr() };
     let length = size_of::<libc::sock_fprog>() as libc::socklen_t;
-    // SAFETY: the program points to six steps and is of the length that is said; both live during the call, which copies them.
+    // SAFETY: the program points to seven steps and is of the length that is said; both live during the call, which copies them.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -229,6 +229,12 @@ impl Session {
         self.diagnostic
     }
 
+    /// Whether the peer's last word was that it is down on purpose: that says nothing about the way to it (RFC 5882, section
+    /// 3.2).
+    pub fn peer_ended_it(&self) -> bool {
+        self.heard.is_some_and(|heard| heard.packet.state == State::AdminDown)
+    }
+
     /// Takes a packet in; gives one back that is to be sent at once.
     pub fn receive(&mut self, packet: &Packet, now: Duration) -> Option<Packet> {
         if packet.yours != 0 && packet.yours != self.mine {
@@ -403,6 +409,7 @@ mod tests {
         let last = link.ends[0].admin_down();
         link.ends[1].receive(&last, link.now);
         assert_eq!(link.ends[1].diagnostic(), Diagnostic::PeerDown);
+        assert!(link.ends[1].peer_ended_it() && !link.ends[0].peer_ended_it());
         assert_eq!(last.diagnostic, Diagnostic::AdminDown);
     }
 

@@ -15,7 +15,7 @@ pub mod update;
 
 pub use message::{Capabilities, DecodeError, Message, Notification, Open};
 pub use session::{Config, Down, Event, PeerAs, Session, State};
-pub use update::{Prefix, Route};
+pub use update::{GRACEFUL_SHUTDOWN, Prefix, Route};
 
 /// An address family of routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

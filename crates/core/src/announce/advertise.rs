@@ -1,6 +1,7 @@
 //! Pure. Which nodes may announce an address, by advertisements, node labels and traffic policies.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -138,6 +139,65 @@ pub fn candidates(
     Ok(candidates)
 }
 
+/// Why a node may not announce an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Objection {
+    /// It is not ready, or has no network.
+    NotReady,
+    /// No advertisement speaks of the address.
+    NotCovered,
+    /// Those that do select other nodes.
+    NotSelected,
+    /// It has the label [`EXCLUDED`].
+    Excluded,
+    /// The Service has no endpoint at all.
+    NoEndpoint,
+    /// The policy is Local, and none is on the node.
+    NoLocalEndpoint,
+}
+
+impl fmt::Display for Objection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Objection::NotReady => f.write_str("the node is not ready"),
+            Objection::NotCovered => f.write_str("no advertisement speaks of this Service's pool"),
+            Objection::NotSelected => f.write_str("the advertisements select other nodes"),
+            Objection::Excluded => write!(f, "the label {EXCLUDED} is on the node"),
+            Objection::NoEndpoint => f.write_str("the Service has no endpoint"),
+            Objection::NoLocalEndpoint => {
+                f.write_str("it has no endpoint of the Service, whose externalTrafficPolicy is Local")
+            }
+        }
+    }
+}
+
+/// Why a node is none of the [`candidates`]; `None`: it is one.
+pub fn objection(
+    announced: &Announced<'_>,
+    family: Family,
+    advertisements: &[Advertisement],
+    nodes: &BTreeMap<Arc<str>, Announcer>,
+    node: &Arc<str>,
+) -> Option<Objection> {
+    if candidates(announced, family, advertisements, nodes).is_ok_and(|found| found.nodes.contains_key(node)) {
+        return None;
+    }
+    let covers = |one: &&Advertisement| one.covers(announced.pool, announced.pool_labels, announced.labels);
+    let mut covering = advertisements.iter().filter(covers).peekable();
+    let Some(of_node) = nodes.get(node).filter(|of_node| of_node.ready) else { return Some(Objection::NotReady) };
+    Some(if covering.peek().is_none() {
+        Objection::NotCovered
+    } else if !covering.any(|one| one.selects(&of_node.labels)) {
+        Objection::NotSelected
+    } else if !announced.served.nodes.contains_key(&family) {
+        Objection::NoEndpoint
+    } else if of_node.labels.contains_key(EXCLUDED) {
+        Objection::Excluded
+    } else {
+        Objection::NoLocalEndpoint
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,6 +307,35 @@ mod tests {
         case.nodes.insert("n2".into(), node(&[(EXCLUDED, "true")], true));
         assert_eq!(case.names(), ["n1", "n2"]);
         assert!(case.decide().unwrap().ignored_exclusion);
+    }
+
+    #[test]
+    fn a_node_that_is_no_candidate_has_an_objection_and_only_such_a_one() {
+        let mut case = Case::new();
+        case.nodes.insert("n4".into(), node(&[(EXCLUDED, "")], true));
+        case.policy = TrafficPolicy::Local;
+        let objections = |case: &Case| -> Vec<Option<Objection>> {
+            let endpoints: BTreeSet<Arc<str>> = case.endpoints.iter().map(|name| Arc::from(*name)).collect();
+            let nodes = [(Family::Ipv4, endpoints)].into_iter().filter(|(_, nodes)| !nodes.is_empty()).collect();
+            let served = Served { addresses: vec![], policy: case.policy, nodes };
+            let announced = Announced {
+                service: &ObjectName::new("default", "web"),
+                labels: &labels(&[("app", "web")]),
+                pool: "default",
+                pool_labels: &labels(&[("zone", "x")]),
+                served: &served,
+            };
+            let each = case.nodes.keys();
+            each.map(|name| objection(&announced, Family::Ipv4, &case.advertisements, &case.nodes, name)).collect()
+        };
+        let (local, not_ready, excluded) = (Objection::NoLocalEndpoint, Objection::NotReady, Objection::Excluded);
+        assert_eq!(objections(&case), [Some(local), None, Some(not_ready), Some(excluded)]);
+        case.endpoints.clear();
+        assert_eq!(objections(&case)[..2], [Some(Objection::NoEndpoint); 2]);
+        case.advertisements[0].node_selectors = vec![has("nothing")];
+        assert_eq!(objections(&case)[0], Some(Objection::NotSelected));
+        case.advertisements.clear();
+        assert_eq!(objections(&case)[0], Some(Objection::NotCovered));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::Datapath;
 use crate::locate::{Found, Locate, Location};
 use layout::{FORMER_TABLE, TABLE};
 
+pub mod addresses;
 mod apply;
 pub mod chain;
 pub mod change;

@@ -20,6 +20,7 @@ mod hosts;
 mod leases;
 mod light;
 mod logs;
+mod mirror;
 mod names;
 mod pod;
 mod probes;
@@ -57,6 +58,8 @@ use crate::spawner::Spawner;
 
 /// The annotation of light pods.
 pub const LIGHT: &str = "lab.signpost.dev/light";
+/// The annotation of pods that stand for what the lab runs itself; its value `daemon`: the node's daemon.
+pub const MIRROR: &str = "lab.signpost.dev/mirror";
 /// The annotation that switches a light pod's readiness.
 pub const READY: &str = "lab.signpost.dev/ready";
 /// The annotation that switches a light pod's listening sockets.

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::events::{Kind, tell};
 use super::status::{ContainerView, Facts, pod_status};
 use super::threshold::Patience;
-use super::{Context, Entry, RETRY, light, sandboxed};
+use super::{Context, Entry, RETRY, light, mirror, sandboxed};
 use crate::netns::Netns;
 
 /// A pod's worker: runs it until it is gone.
@@ -28,6 +28,8 @@ pub(super) async fn run(context: Arc<Context>, entry: Arc<Entry>, pods: watch::R
         // A pod of a lab's former life: nothing of it runs.
         worker.wait_for_deletion().await;
         worker.goodbye().await;
+    } else if mirror::is_mirror(&pod) {
+        mirror::run(worker, pod).await;
     } else if light::is_light(&pod) {
         light::run(worker, pod).await;
     } else {

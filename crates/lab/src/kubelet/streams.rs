@@ -16,7 +16,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{Entry, Handle, Inside, Shared, logs};
+use super::{Entry, Handle, Inside, Shared, logs, mirror};
 use crate::sandbox::{Program, Start};
 use crate::terminal::Terminal;
 
@@ -32,6 +32,16 @@ impl PodStreams for Streams {
     ) -> BoxFuture<'_, Result<BoxStream<'static, io::Result<Bytes>>, PodStreamError>> {
         Box::pin(async move {
             let entry = entry(&self.shared, &container)?;
+            if entry.pod.borrow().as_ref().is_some_and(|pod| mirror::is_mirror(pod)) {
+                let context = &self.shared.context;
+                let path = mirror::log(&context.state, &context.nodes[usize::from(entry.node) - 1]);
+                let reason = |error| format!("the daemon's log cannot be read: {error}");
+                return mirror::read(&path, options).map_err(|error| PodStreamError::NotRunning {
+                    pod: container.pod.clone(),
+                    container: container.container.clone().unwrap_or_default(),
+                    reason: reason(error),
+                });
+            }
             let (_, name, handle) = inside(&entry, &container)?;
             let unavailable = |reason: String| PodStreamError::NotRunning {
                 pod: container.pod.clone(),

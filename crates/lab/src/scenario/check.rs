@@ -100,7 +100,7 @@ fn problem(step: &Step, names: &Names) -> Option<String> {
         }
         StepKind::Trace(trace) => names.source(&trace.from).or_else(|| names.target(&trace.to)),
         StepKind::Load(load) => names.source(&load.from).or_else(|| names.target(&load.to)),
-        StepKind::Exec { on, .. } => names.source(on),
+        StepKind::Exec { on, .. } => on.as_ref().and_then(|on| names.source(on)),
         StepKind::Set { pod, .. } => names.pod(&PodName::parse(pod)),
         StepKind::Route(route) => route.via.as_ref().and_then(|node| names.node(node)),
         StepKind::Restart(node)

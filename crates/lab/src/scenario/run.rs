@@ -114,7 +114,7 @@ impl Run<'_> {
             }
             StepKind::Load(load) => self.load(load).await,
             StepKind::End { load, lost } => self.end_load(load, *lost).await,
-            StepKind::Exec { on, run, wait, expect } => self.exec(on, run, *wait, expect).await,
+            StepKind::Exec { on, run, wait, expect } => self.exec(on.as_ref(), run, *wait, expect).await,
             other => self.daemon_step(other).await,
         }
     }

@@ -309,6 +309,24 @@ impl Stage {
         self.lab.namespace_of(place).map_err(told)
     }
 
+    /// The router's network namespace.
+    ///
+    /// # Errors
+    /// The lab has none: it is ending.
+    pub fn router(&self) -> Result<Netns, String> {
+        self.namespace_of(&Place::Router)
+    }
+
+    /// How the router's BIRD is asked.
+    ///
+    /// # Errors
+    /// There is no `birdc`.
+    pub fn birdc(&self) -> Result<[String; 3], String> {
+        let program = crate::router::find("birdc").ok_or("there is no birdc (Debian's bird2)")?;
+        let socket = self.lab.record().dir.join("bird.ctl");
+        Ok([program.display().to_string(), "-s".to_owned(), socket.display().to_string()])
+    }
+
     /// Where a sender's sockets are made.
     ///
     /// # Errors

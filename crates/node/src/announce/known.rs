@@ -15,7 +15,7 @@ use signpost_core::announce::advertise::{Advertisement, Announcer};
 use signpost_core::labels::Labels;
 use signpost_core::load_balancer::Pool;
 use signpost_core::object::ObjectName;
-use signpost_metallb::convert::{Fault, Pools, labels, selectors};
+use signpost_metallb::convert::{Fault, Pools, l2_advertisement, labels};
 use signpost_metallb::{ALLOCATED_FROM_POOL, IPAddressPool, L2Advertisement, NAMESPACE};
 
 use super::records;
@@ -155,7 +155,7 @@ impl Known {
         let former = std::mem::take(&mut self.usable_advertisements);
         self.faults.clear();
         for (_, object) in self.advertisements.objects.values() {
-            match advertisement(object) {
+            match l2_advertisement(object) {
                 Ok(read) => self.usable_advertisements.push(read),
                 Err(problem) => {
                     self.faults.push(Fault { name: object.name().into(), problem });
@@ -164,19 +164,6 @@ impl Known {
             }
         }
     }
-}
-
-fn advertisement(object: &L2Advertisement) -> Result<Advertisement, String> {
-    let spec = &object.spec;
-    let names = |names: &[String]| -> BTreeSet<Arc<str>> { names.iter().map(|name| name.as_str().into()).collect() };
-    Ok(Advertisement {
-        name: object.name().into(),
-        pools: names(&spec.ip_address_pools),
-        pool_selectors: selectors("spec.ipAddressPoolSelectors", &spec.ip_address_pool_selectors)?,
-        node_selectors: selectors("spec.nodeSelectors", &spec.node_selectors)?,
-        service_selectors: selectors("spec.serviceSelectors", &spec.service_selectors)?,
-        interfaces: names(&spec.interfaces),
-    })
 }
 
 /// What announcing needs of a Service.

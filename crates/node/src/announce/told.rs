@@ -16,6 +16,8 @@ use signpost_metallb::{NAMESPACE, ServiceL2Status};
 use tokio::sync::watch;
 use tracing::{debug, info};
 
+use super::numbers::Numbers;
+
 /// A Service that this node answers for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announced {
@@ -35,17 +37,19 @@ pub struct Announced {
 pub type AllAnnounced = BTreeMap<ObjectName, Announced>;
 
 /// Follows what is announced, and tells it, until the sender is gone. What the API does not take is told again later.
-pub async fn tell(client: Client, node: Arc<str>, mut announced: watch::Receiver<AllAnnounced>) {
+pub async fn tell(client: Client, node: Arc<str>, mut announced: watch::Receiver<AllAnnounced>, numbers: Numbers) {
     let mut told = AllAnnounced::new();
     // What a former life of this daemon told.
     let mut stale = true;
     loop {
         let now = announced.borrow_and_update().clone();
         log(&told, &now);
+        let counted = now.iter().map(|(name, one)| (name.clone(), one.addresses.iter().copied().collect()));
+        numbers.announced("layer2", counted.collect());
         let mut missed = false;
         for (name, one) in now.iter().filter(|(name, one)| told.get(*name) != Some(*one)) {
             if told.get(name).is_none_or(|before| before.addresses != one.addresses)
-                && let Err(error) = post(&client, &node, name, one).await
+                && let Err(error) = assigned(&client, &node, name, one).await
             {
                 debug!(service = %name, %error, "an event could not be written");
             }
@@ -155,7 +159,23 @@ async fn sweep(client: &Client, node: &str, now: &AllAnnounced) -> kube::Result<
     Ok(())
 }
 
-async fn post(client: &Client, node: &str, name: &ObjectName, one: &Announced) -> kube::Result<()> {
+async fn assigned(client: &Client, node: &str, name: &ObjectName, one: &Announced) -> kube::Result<()> {
+    let message = format!("node {node} answers for {} (layer2)", joined(&one.addresses));
+    post(client, node, name, &one.uid, ("Normal", "nodeAssigned"), message).await
+}
+
+/// Writes an Event on a Service, of this type and reason.
+///
+/// # Errors
+/// The API's.
+pub async fn post(
+    client: &Client,
+    node: &str,
+    name: &ObjectName,
+    uid: &str,
+    (kind, reason): (&str, &str),
+    message: String,
+) -> kube::Result<()> {
     let now = Timestamp::now();
     let event = Event {
         metadata: ObjectMeta {
@@ -168,12 +188,12 @@ async fn post(client: &Client, node: &str, name: &ObjectName, one: &Announced) -
             kind: Some("Service".to_owned()),
             namespace: Some(name.namespace.to_string()),
             name: Some(name.name.to_string()),
-            uid: Some(one.uid.clone()),
+            uid: Some(uid.to_owned()),
             ..ObjectReference::default()
         },
-        type_: Some("Normal".to_owned()),
-        reason: Some("nodeAssigned".to_owned()),
-        message: Some(format!("node {node} answers for {} (layer2)", joined(&one.addresses))),
+        type_: Some(kind.to_owned()),
+        reason: Some(reason.to_owned()),
+        message: Some(message),
         count: Some(1),
         first_timestamp: Some(Time(now)),
         last_timestamp: Some(Time(now)),

@@ -1,6 +1,6 @@
 //! Pure. `KubeProxyConfiguration` of `kubeproxy.config.k8s.io/v1alpha1`, every field of it, so that a file written for
 //! kube-proxy is read; three fields at the top (`masqueradeAll`, `syncPeriod`, `minSyncPeriod`) that hold in any mode; and
-//! `loadBalancerSourceRangesOnNodePorts`, which kube-proxy lacks.
+//! `loadBalancerSourceRangesOnNodePorts` and `loadBalancerAddressesAnswerPing`, which kube-proxy lacks.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -33,6 +33,7 @@ pub struct KubeProxyConfiguration {
     pub(super) detect_local_mode: Option<String>,
     pub(super) detect_local: Option<DetectLocal>,
     pub(super) load_balancer_source_ranges_on_node_ports: Option<bool>,
+    pub(super) load_balancer_addresses_answer_ping: Option<bool>,
     pub(super) node_port_addresses: Option<NodePortRanges>,
     pub(super) healthz_bind_address: Option<BindAddress>,
     pub(super) metrics_bind_address: Option<BindAddress>,

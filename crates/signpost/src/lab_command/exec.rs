@@ -12,7 +12,7 @@ use clap::Args;
 use signpost_lab::control::{Answer, Conversation, Question};
 use signpost_lab::sys::terminal_size;
 use signpost_lab::terminal::{Raw, pass_through};
-use signpost_lab::{DEFAULT_NAME, Netns, Place};
+use signpost_lab::{DEFAULT_NAME, Netns, Place, state};
 
 use super::own_mounts;
 
@@ -63,7 +63,10 @@ impl ExecCommand {
         let gone = || format!("{} is gone", self.target);
         std::fs::write(cgroup.join("cgroup.procs"), "0").with_context(gone)?;
         Netns::open(netns).and_then(|netns| netns.enter()).with_context(gone)?;
-        own_mounts::enter(&self.target).with_context(|| format!("cannot make the view of {}", self.target))?;
+        let bird = state::record(&self.name).map(|record| record.dir.join("bird.ctl"));
+        let bird = bird.filter(|_| self.target == Place::Router);
+        own_mounts::enter(&self.target, bird.as_deref())
+            .with_context(|| format!("cannot make the view of {}", self.target))?;
         let (program, arguments) = self.command.split_first().context("no program was given")?;
         // This program is there even where it is on no PATH.
         let error = match &**program {

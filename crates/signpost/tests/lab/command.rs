@@ -1,50 +1,17 @@
 //! `signpost lab` as a person uses it: up, use, down; and what must hold when it goes wrong.
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signpost_lab::cgroup::Cgroup;
-use signpost_lab::state::{self, LABS};
+use signpost_lab::state;
+
+use crate::person::{Name, text, well};
 
 const SIGNPOST: &str = env!("CARGO_BIN_EXE_signpost");
-
-/// A name that is taken down at the end of its test, whatever happened.
-struct Name(String);
-
-impl Name {
-    fn new(what: &str) -> Name {
-        Name(format!("t-{what}-{}", std::process::id()))
-    }
-
-    fn lab(&self, arguments: &[&str]) -> Output {
-        let (action, rest) = arguments.split_first().unwrap();
-        Command::new(SIGNPOST).args(["lab", action, "--name", &self.0]).args(rest).output().unwrap()
-    }
-
-    fn leaves_nothing(&self) {
-        assert!(!Path::new(LABS).join(&self.0).exists(), "state of {}", self.0);
-        assert!(!Path::new(LABS).join(format!("{}.lock", self.0)).exists(), "lock of {}", self.0);
-        assert!(!Cgroup::labs().unwrap().child(&self.0).path().exists(), "cgroup of {}", self.0);
-    }
-}
-
-impl Drop for Name {
-    fn drop(&mut self) {
-        self.lab(&["down"]);
-    }
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-fn well(output: Output) -> String {
-    assert!(output.status.success(), "{}", text(&output));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 /// What a lab must not change: the machine's addresses, routes, rules, forwarding, mounts.
 fn machine() -> Vec<String> {

@@ -161,6 +161,7 @@ impl fmt::Display for Notification {
             (6, 4) => "cease: administrative reset",
             (6, 5) => "cease: connection rejected",
             (6, 7) => "cease: connection collision resolution",
+            (6, 10) => "cease: BFD down",
             (6, _) => "cease",
             _ => "unknown error",
         };

@@ -96,6 +96,8 @@ pub struct Session {
     families: BTreeSet<Family>,
     wanted: BTreeMap<Prefix, Route>,
     told: BTreeMap<Prefix, Route>,
+    peer: Option<(Ipv4Addr, u32)>,
+    updates: u64,
 }
 
 impl Session {
@@ -133,7 +135,27 @@ impl Session {
             families: BTreeSet::new(),
             wanted: BTreeMap::new(),
             told: BTreeMap::new(),
+            peer: None,
+            updates: 0,
         }
+    }
+
+    /// Of two connections with one peer, whether the one that this speaker opened stays: it does if its identifier is the
+    /// higher one, or its AS number, if the identifiers are the same (RFC 4271, section 6.8; RFC 6286). `None`: the peer's are
+    /// not known yet.
+    pub fn own_connection_stays(&self) -> Option<bool> {
+        let (id, asn) = self.peer?;
+        Some((u32::from(self.config.id), self.config.asn) > (u32::from(id), asn))
+    }
+
+    /// How many UPDATEs were made.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// How many routes are wanted.
+    pub fn wanted(&self) -> usize {
+        self.wanted.len()
     }
 
     /// How far it is.
@@ -233,6 +255,7 @@ impl Session {
     }
 
     fn opened(&mut self, open: Open, now: Duration) -> Result<(), Down> {
+        self.peer = Some((open.id, open.asn));
         let internal = open.asn == self.config.asn;
         let fits = match self.config.peer {
             PeerAs::Number(asn) => open.asn == asn,
@@ -286,7 +309,9 @@ impl Session {
                 .filter(|prefix| prefix.family() == family && !self.wanted.contains_key(*prefix))
                 .copied()
                 .collect();
-            withdraw(family, &gone).iter().for_each(|message| self.say(message, now));
+            let messages = withdraw(family, &gone);
+            self.updates += messages.len() as u64;
+            messages.iter().for_each(|message| self.say(message, now));
             let mut new: BTreeMap<&Route, Vec<Prefix>> = BTreeMap::new();
             for (prefix, route) in self.wanted.iter().filter(|(prefix, _)| prefix.family() == family) {
                 if self.told.get(prefix) != Some(route) {
@@ -295,6 +320,7 @@ impl Session {
             }
             let messages: Vec<Vec<u8>> =
                 new.iter().flat_map(|(route, prefixes)| announce(&self.dialect, route, family, prefixes)).collect();
+            self.updates += messages.len() as u64;
             messages.iter().for_each(|message| self.say(message, now));
         }
         self.told = self

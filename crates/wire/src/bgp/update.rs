@@ -23,6 +23,9 @@ const AS4_PATH: u8 = 17;
 const LARGE_COMMUNITIES: u8 = 32;
 const AS_SEQUENCE: u8 = 2;
 
+/// A community: the route is about to go, others are to be preferred (RFC 8326).
+pub const GRACEFUL_SHUTDOWN: u32 = 0xffff_0000;
+
 /// A range of addresses that packets are wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Prefix {

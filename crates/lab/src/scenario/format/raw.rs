@@ -273,6 +273,7 @@ pub(super) struct Exec {
 pub(super) struct ExecExpect {
     pub status: Option<i32>,
     pub stdout: Option<String>,
+    pub within: Option<Span>,
 }
 
 /// `doctor`.

@@ -92,8 +92,8 @@ pub enum StepKind {
     },
     /// Runs a program.
     Exec {
-        /// On what: a place like a probe's `from`.
-        on: Source,
+        /// On what: a place like a probe's `from`; `None`: the router.
+        on: Option<Source>,
         /// Program and arguments.
         run: Vec<String>,
         /// Whether every living daemon is waited for first.
@@ -285,6 +285,8 @@ pub struct ExecExpect {
     pub status: i32,
     /// Its output matches this.
     pub stdout: Option<String>,
+    /// It is run again until then.
+    pub within: Option<Duration>,
 }
 
 /// How long something may take that has no `within`.
@@ -445,9 +447,13 @@ fn traffic_verb(
         if exec.run.is_empty() {
             return Err(Problem::new("run", "names no program"));
         }
-        let on = exec.on.parse().map_err(|problem: String| Problem::new("on", problem))?;
+        let on = match exec.on.as_str() {
+            "router" => None,
+            place => Some(place.parse().map_err(|problem: String| Problem::new("on", problem))?),
+        };
         let stdout = exec.expect.stdout.map(|text| pattern("stdout", text)).transpose()?;
-        let expect = ExecExpect { status: exec.expect.status.unwrap_or(0), stdout };
+        let within = exec.expect.within.map(|within| within.0);
+        let expect = ExecExpect { status: exec.expect.status.unwrap_or(0), stdout, within };
         return Ok(StepKind::Exec { on, run: exec.run, wait: exec.wait.unwrap_or(true), expect });
     }
     if let Some(trace) = trace {

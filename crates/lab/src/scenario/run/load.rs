@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use serde_json::json;
 use signpost_core::object::Family;
 use tokio::process::Command;
 
@@ -96,6 +97,8 @@ impl Count {
 
 /// How long a program of an `exec` step may run.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two runs of a program that does not yet say what is expected.
+const EXEC_AGAIN: Duration = Duration::from_millis(250);
 
 /// Runs a program in a namespace; one that takes too long is killed with all that it started.
 async fn output_of(
@@ -176,10 +179,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// In the network namespace of a place; the machine's files are everywhere the same. `signpost` is the lab's own.
+    /// In the network namespace of a place (`None`: the router); the machine's files are everywhere the same. `signpost` is
+    /// the lab's own, and `birdc` asks the lab's BIRD. With `within` it is run again until it says what is expected.
     pub(super) async fn exec(
         &mut self,
-        on: &Source,
+        on: Option<&Source>,
         run: &[String],
         wait: bool,
         expect: &ExecExpect,
@@ -187,12 +191,28 @@ impl Run<'_> {
         if wait {
             self.stage.settle().await?;
         }
-        let netns = self.stage.netns(on)?;
-        let mut run = run.to_vec();
-        if let Some(first) = run.first_mut().filter(|first| *first == "signpost") {
-            *first = self.stage.program().display().to_string();
+        let filled = |text: &String| self.filled(&json!(text)).as_str().unwrap_or(text).to_owned();
+        let run: Vec<String> = run.iter().map(filled).collect();
+        let deadline = Instant::now() + patient(expect.within.unwrap_or_default());
+        loop {
+            let outcome = self.exec_once(on, &run, expect).await;
+            if outcome.is_ok() || Instant::now() >= deadline {
+                return outcome;
+            }
+            tokio::time::sleep(EXEC_AGAIN).await;
         }
-        let output = output_of(&netns, self.stage.cgroup(on).as_ref(), &run, patient(EXEC_TIMEOUT)).await?;
+    }
+
+    async fn exec_once(&self, on: Option<&Source>, run: &[String], expect: &ExecExpect) -> Result<(), String> {
+        let netns = on.map_or_else(|| self.stage.router(), |on| self.stage.netns(on))?;
+        let cgroup = on.and_then(|on| self.stage.cgroup(on));
+        let mut run = run.to_vec();
+        match run.first().map(String::as_str) {
+            Some("signpost") => run[0] = self.stage.program().display().to_string(),
+            Some("birdc") => drop(run.splice(0..1, self.stage.birdc()?)),
+            _ => {}
+        }
+        let output = output_of(&netns, cgroup.as_ref(), &run, patient(EXEC_TIMEOUT)).await?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         let status = output.status.code().unwrap_or(-1);
         let fits = expect.stdout.as_ref().is_none_or(|pattern| is_match(pattern, &stdout));

@@ -9,16 +9,19 @@ use futures::Stream;
 use k8s_openapi::api::core::v1::{Node, Secret, Service};
 use kube::{Api, Client};
 use signpost_cluster::watch::{Told, Watches};
-use signpost_core::announce::advertise::{Advertisement, Announcer};
+use signpost_core::announce::advertise::Announcer;
 use signpost_core::announce::hash;
 use signpost_core::labels::{Labels, any_selects};
 use signpost_core::load_balancer::Pool;
-use signpost_metallb::convert::{Fault, Pools, labels, selectors};
-use signpost_metallb::{BGPAdvertisement, BGPPeer, Community, IPAddressPool, NAMESPACE};
+use signpost_metallb::convert::{Fault, Pools, bgp_selects, labels, selectors};
+use signpost_metallb::{BFDProfile, BGPAdvertisement, BGPPeer, Community, IPAddressPool, NAMESPACE};
+use signpost_wire::bfd::Profile;
 use signpost_wire::bgp::{Family, PeerAs, Route};
-use tracing::{debug, warn};
+use tracing::warn;
 
+use super::super::configuration::of_kind;
 use super::super::known::{LoadBalancer, Table, announcer, load_balancer};
+use super::bfd::BfdOptions;
 use super::peer::PeerOptions;
 use super::routes::BgpAdvertisement;
 use crate::config::GoDuration;
@@ -38,6 +41,8 @@ pub enum Word {
     Peer(Told<BGPPeer>),
     /// Of names of communities.
     Community(Told<Community>),
+    /// Of BFD's times.
+    Profile(Told<BFDProfile>),
     /// Of a load balancer.
     Service(Told<Service>),
     /// Of a node.
@@ -51,6 +56,7 @@ pub fn watch_configuration(client: Client, server: &str) -> impl Stream<Item = W
     watches.add_optional("BGPAdvertisement", None, |told| vec![Word::Advertisement(told)]);
     watches.add_optional("BGPPeer", None, |told| vec![Word::Peer(told)]);
     watches.add_optional("Community", None, |told| vec![Word::Community(told)]);
+    watches.add_optional("BFDProfile", None, |told| vec![Word::Profile(told)]);
     watches.into_stream()
 }
 
@@ -70,6 +76,7 @@ pub struct Known {
     written: Table<BGPAdvertisement>,
     peers: Table<BGPPeer>,
     communities: Table<Community>,
+    profiles: Table<BFDProfile>,
     /// By namespace and name.
     pub services: Table<LoadBalancer>,
     nodes: Table<Announcer>,
@@ -79,8 +86,19 @@ pub struct Known {
     pub advertisements: Vec<BgpAdvertisement>,
     /// What cannot be used.
     pub faults: Vec<Fault>,
+    /// What cannot be used of peers.
+    peer_faults: Vec<Fault>,
     /// The last good forms of peers.
-    good: BTreeMap<Arc<str>, PeerOptions>,
+    good: BTreeMap<Arc<str>, Neighbour>,
+}
+
+/// A peer, and how BFD watches it. Apart, as a change of one is none of the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbour {
+    /// The session of BGP.
+    pub bgp: PeerOptions,
+    /// The session of BFD, if there is to be one.
+    pub bfd: Option<BfdOptions>,
 }
 
 impl Known {
@@ -101,6 +119,7 @@ impl Known {
                 self.read_advertisements();
             }
             Word::Peer(told) => self.peers.hear(told, Some),
+            Word::Profile(told) => self.profiles.hear(told, Some),
             Word::Service(told) => self.services.hear(told, |service| Some(load_balancer(&service))),
             Word::Node(told) => self.nodes.hear(told, |node| Some(announcer(&node))),
         }
@@ -117,6 +136,7 @@ impl Known {
             && self.written.is_synced()
             && self.peers.is_synced()
             && self.communities.is_synced()
+            && self.profiles.is_synced()
             && self.services.is_synced()
             && self.nodes.is_synced()
     }
@@ -163,37 +183,83 @@ impl Known {
         (self.advertisements, self.faults) = (read, faults);
     }
 
+    /// Everything that cannot be used as it is written.
+    pub fn all_faults(&self) -> Vec<Fault> {
+        [of_kind("BGPAdvertisement", &self.faults), of_kind("BGPPeer", &self.peer_faults)].concat()
+    }
+
     /// The peers that this node is to talk with. Of a spoiled one the last good form.
-    pub async fn peers(&mut self, node: &Arc<str>, client: &Client) -> BTreeMap<Arc<str>, PeerOptions> {
+    pub async fn peers(&mut self, node: &Arc<str>, client: &Client) -> BTreeMap<Arc<str>, Neighbour> {
         let nodes = self.nodes();
         let Some(own) = nodes.get(node) else { return self.good.clone() };
-        let mut all = BTreeMap::new();
+        let (mut all, mut faults) = (BTreeMap::new(), Vec::new());
         let objects: Vec<Arc<BGPPeer>> = self.peers.all().cloned().collect();
         for object in objects {
             let name: Arc<str> = object.name().into();
             let read = match selectors("spec.nodeSelectors", &object.spec.node_selectors) {
                 Ok(selectors) if !any_selects(&selectors, &own.labels) => continue,
                 Ok(_) => match password(&object, client).await {
-                    Ok(password) => peer(&object, own, node, password),
+                    Ok(password) => peer(&object, own, node, password).and_then(|bgp| {
+                        let bfd = self.bfd(&object, &bgp)?;
+                        Ok(Neighbour { bgp, bfd })
+                    }),
                     Err(problem) => Err(problem),
                 },
                 Err(problem) => Err(problem),
             };
             match read {
-                Ok(options) => drop(all.insert(name, options)),
+                Ok(neighbour) => drop(all.insert(name, neighbour)),
                 Err(problem) => {
                     let fault = Fault { name: name.clone(), problem };
-                    if !self.faults.contains(&fault) {
+                    if !self.peer_faults.contains(&fault) {
                         warn!(peer = %fault.name, problem = fault.problem, "a BGPPeer cannot be used as it is written");
-                        self.faults.push(fault);
                     }
+                    faults.push(fault);
                     all.extend(self.good.get(&name).map(|former| (name.clone(), former.clone())));
                 }
             }
         }
+        self.peer_faults = faults;
         self.good.clone_from(&all);
         all
     }
+
+    fn bfd(&self, object: &BGPPeer, bgp: &PeerOptions) -> Result<Option<BfdOptions>, String> {
+        let Some(wanted) = object.spec.bfd_profile.as_deref().filter(|name| !name.is_empty()) else { return Ok(None) };
+        let namespace = object.metadata.namespace.as_ref();
+        let found =
+            self.profiles.all().find(|one| one.name() == wanted && one.metadata.namespace.as_ref() == namespace);
+        let found = found.ok_or_else(|| format!("spec.bfdProfile: there is no BFDProfile {wanted:?}"))?;
+        let (profile, minimum_ttl) = profile(found).map_err(|problem| format!("BFDProfile {wanted}: {problem}"))?;
+        Ok(Some(BfdOptions {
+            peer: bgp.address.ip(),
+            source: bgp.source,
+            multi_hop: object.spec.ebgp_multi_hop.unwrap_or(false),
+            minimum_ttl,
+            profile,
+        }))
+    }
+}
+
+/// How fast BFD is to be, and the least TTL of its packets over several hops.
+fn profile(object: &BFDProfile) -> Result<(Profile, u8), String> {
+    let spec = &object.spec;
+    let within = |field: &str, value: Option<i32>, default: u32, (least, most): (u32, u32)| {
+        let value = value.map_or(Ok(default), u32::try_from).ok().filter(|value| (least..=most).contains(value));
+        value.ok_or_else(|| format!("spec.{field}: it is {least} to {most}"))
+    };
+    if spec.echo_mode == Some(true) {
+        return Err("spec.echoMode: this version does not do that".to_owned());
+    }
+    let millis = |field, value| within(field, value, 300, (10, 60_000)).map(|ms| Duration::from_millis(ms.into()));
+    let small = |value: u32| u8::try_from(value).map_err(|_| "out of range".to_owned());
+    let profile = Profile {
+        transmit: millis("transmitInterval", spec.transmit_interval)?,
+        receive: millis("receiveInterval", spec.receive_interval)?,
+        multiplier: small(within("detectMultiplier", spec.detect_multiplier, 3, (2, 255))?)?,
+        passive: spec.passive_mode.unwrap_or(false),
+    };
+    Ok((profile, small(within("minimumTtl", spec.minimum_ttl, 254, (1, 254))?)?))
 }
 
 async fn password(object: &BGPPeer, client: &Client) -> Result<Option<String>, String> {
@@ -213,26 +279,16 @@ async fn password(object: &BGPPeer, client: &Client) -> Result<Option<String>, S
 
 fn peer(object: &BGPPeer, own: &Announcer, node: &Arc<str>, password: Option<String>) -> Result<PeerOptions, String> {
     let spec = &object.spec;
-    for (field, set) in [
-        ("interface", spec.interface.is_some()),
-        ("vrf", spec.vrf.as_deref().is_some_and(|vrf| !vrf.is_empty())),
-        ("localASN", spec.local_asn.is_some()),
-    ] {
-        if set {
-            return Err(format!("spec.{field}: this version does not do that"));
-        }
-    }
-    if spec.bfd_profile.as_deref().is_some_and(|profile| !profile.is_empty()) {
-        debug!(
-            peer = object.name(),
-            "bfdProfile is not heeded by this version: a silent peer is found by the hold time alone"
-        );
+    if spec.interface.is_some() {
+        return Err("spec.interface: this version needs a peerAddress".to_owned());
     }
     let number = |field: &str, asn: i64| {
         let asn = u32::try_from(asn).ok().filter(|asn| *asn != 0);
         asn.ok_or_else(|| format!("spec.{field}: an AS number is 1 to 4294967295"))
     };
     let asn = number("myASN", spec.my_asn)?;
+    // What the peer is told: it never sees the other number.
+    let asn = spec.local_asn.map_or(Ok(asn), |local| number("localASN", local))?;
     let expected = match (spec.peer_asn, spec.dynamic_asn.as_deref()) {
         (Some(asn), None) => PeerAs::Number(number("peerASN", asn)?),
         (None, Some("internal")) => PeerAs::Internal,
@@ -283,6 +339,7 @@ fn peer(object: &BGPPeer, own: &Announcer, node: &Arc<str>, password: Option<Str
         next_hops,
         own_family_only: spec.disable_mp.unwrap_or(false),
         graceful_restart: spec.enable_graceful_restart.unwrap_or(false),
+        vrf: spec.vrf.clone().filter(|vrf| !vrf.is_empty()),
     })
 }
 
@@ -307,14 +364,7 @@ fn advertisement(object: &BGPAdvertisement, names: &BTreeMap<&str, &str>) -> Res
         })?;
     }
     Ok(BgpAdvertisement {
-        selects: Advertisement {
-            name: object.name().into(),
-            pools: set(&spec.ip_address_pools),
-            pool_selectors: selectors("spec.ipAddressPoolSelectors", &spec.ip_address_pool_selectors)?,
-            node_selectors: selectors("spec.nodeSelectors", &spec.node_selectors)?,
-            service_selectors: selectors("spec.serviceSelectors", &spec.service_selectors)?,
-            interfaces: BTreeSet::new(),
-        },
+        selects: bgp_selects(object)?,
         lengths: (
             length("aggregationLength", spec.aggregation_length, 32)?,
             length("aggregationLengthV6", spec.aggregation_length_v6, 128)?,
@@ -370,12 +420,45 @@ mod tests {
             (json!({"holdTime": "x"}), "is no time"),
             (json!({"keepaliveTime": "2m"}), "longer than holdTime"),
             (json!({"routerID": "fd00::1"}), "spec.routerID"),
-            (json!({"vrf": "red"}), "does not do that"),
+            (json!({"interface": "eth0"}), "spec.interface: this version needs a peerAddress"),
+            (json!({"localASN": -1}), "spec.localASN"),
         ] {
             let mut spec = json!({"myASN": 64512, "peerASN": 64513, "peerAddress": "172.18.0.1"});
             spec.as_object_mut().unwrap().extend(merge.as_object().unwrap().clone());
             let error = read(spec).unwrap_err();
             assert!(error.contains(said), "{merge}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_local_as_number_is_what_the_peer_is_told() {
+        let spec =
+            json!({"myASN": 64512, "localASN": 64999, "peerASN": 64513, "peerAddress": "172.18.0.1", "vrf": "red"});
+        let options = read(spec).unwrap();
+        assert_eq!((options.asn, options.vrf.as_deref()), (64999, Some("red")));
+    }
+
+    #[test]
+    fn a_profile_is_read_with_metallbs_defaults_and_bounds() {
+        let read = |spec: serde_json::Value| {
+            let object: BFDProfile = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap();
+            profile(&object)
+        };
+        let (default, ttl) = read(json!({})).unwrap();
+        let span = Duration::from_millis(300);
+        assert_eq!(
+            (default.transmit, default.receive, default.multiplier, default.passive, ttl),
+            (span, span, 3, false, 254)
+        );
+        for (spec, said) in [
+            (json!({"receiveInterval": 9}), "spec.receiveInterval: it is 10 to 60000"),
+            (json!({"transmitInterval": 60001}), "spec.transmitInterval"),
+            (json!({"detectMultiplier": 1}), "spec.detectMultiplier: it is 2 to 255"),
+            (json!({"minimumTtl": 255}), "spec.minimumTtl"),
+            (json!({"echoMode": true}), "spec.echoMode"),
+        ] {
+            let error = read(spec).unwrap_err();
+            assert!(error.contains(said), "{error}");
         }
     }
 

@@ -1,4 +1,5 @@
-//! One peer: a connection, a session over it, and another one when it ends.
+//! One peer: a connection, a session over it, and another one when it ends. Whoever of the two connects first gets the
+//! session; of two connections at once the one stays that the speaker with the higher identifier opened.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -7,12 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use signpost_wire::bgp::{Config, Event, Family, PeerAs, Prefix, Route, Session};
+use signpost_wire::bgp::{Config, Event, Family, Notification, PeerAs, Prefix, Route, Session, State};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
+use super::bfd::BfdStates;
+use crate::announce::numbers::Numbers;
 use crate::sys;
 
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -23,6 +26,10 @@ const CONNECT: Duration = Duration::from_secs(10);
 const HOPS: u32 = 255;
 /// Cease, administrative shutdown (RFC 4486).
 const SHUTDOWN: u8 = 2;
+/// Cease, connection collision resolution (RFC 4486).
+const COLLISION: u8 = 7;
+/// Cease, BFD down (RFC 9384).
+const BFD_DOWN: u8 = 10;
 
 /// A peer as it is configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +58,8 @@ pub struct PeerOptions {
     pub own_family_only: bool,
     /// The peer keeps the routes while this process is away.
     pub graceful_restart: bool,
+    /// The VRF device that connections are made in.
+    pub vrf: Option<String>,
 }
 
 /// How a session stands.
@@ -64,40 +73,64 @@ pub struct PeerState {
     pub trouble: Option<String>,
 }
 
+/// What a peer's task is given.
+pub struct Ends {
+    /// The routes that the peer is to have. Closed: the session is to end.
+    pub routes: watch::Receiver<BTreeMap<Prefix, Route>>,
+    /// Connections that the peer made.
+    pub incoming: mpsc::Receiver<TcpStream>,
+    /// How BFD's sessions stand.
+    pub bfd: watch::Receiver<BfdStates>,
+    /// Where changes of the session are told.
+    pub states: mpsc::Sender<(Arc<str>, PeerState)>,
+    /// Where the session is counted.
+    pub numbers: Numbers,
+}
+
+/// Why a connection is over.
+enum End {
+    /// The announcer wants no session any more.
+    Wanted,
+    /// Something went wrong.
+    Broken(String),
+    /// The peer's own connection takes its place.
+    Replaced(TcpStream),
+}
+
 /// Holds a session with the peer until nobody has routes for it any more.
-pub async fn run(
-    name: Arc<str>,
-    options: PeerOptions,
-    mut routes: watch::Receiver<BTreeMap<Prefix, Route>>,
-    states: mpsc::Sender<(Arc<str>, PeerState)>,
-) {
+pub async fn run(name: Arc<str>, options: PeerOptions, mut ends: Ends) {
     let (mut wait, mut restarted) = (FIRST_WAIT, true);
     let mut said = String::new();
+    let mut next: Option<TcpStream> = None;
     loop {
         let began = Instant::now();
-        let tell = |state: &'static str, trouble: Option<String>| {
-            let state = PeerState { state, address: options.address.ip().to_string(), trouble };
-            let (states, name) = (states.clone(), name.clone());
-            async move {
-                // The announcer may have ended.
-                let _ = states.send((name, state)).await;
-            }
-        };
-        tell("Connect", None).await;
-        let ended = tokio::select! {
-            connected = connect(&options) => match connected {
-                Ok(stream) => hold(&name, &options, stream, &mut routes, restarted, &tell).await,
-                Err(error) => Err(format!("no connection to {}: {error}", options.address)),
+        tell(&name, &options, &ends, "Connect", None).await;
+        let ended = match next.take() {
+            Some(stream) => hold(&name, &options, (stream, false), &mut ends, restarted).await,
+            None => tokio::select! {
+                connected = connect(&options) => match connected {
+                    Ok(stream) => hold(&name, &options, (stream, true), &mut ends, restarted).await,
+                    Err(error) => End::Broken(format!("no connection to {}: {error}", options.address)),
+                },
+                Some(stream) = ends.incoming.recv() => hold(&name, &options, (stream, false), &mut ends, restarted).await,
+                () = gone(&mut ends.routes) => return,
             },
-            () = gone(&mut routes) => return,
         };
-        let Err(trouble) = ended else { return };
         restarted = false;
+        let trouble = match ended {
+            End::Wanted => return,
+            End::Replaced(stream) => {
+                debug!(peer = %name, "the peer's connection takes the place of ours");
+                next = Some(stream);
+                continue;
+            }
+            End::Broken(trouble) => trouble,
+        };
         if trouble != said {
             warn!(peer = %name, address = %options.address, trouble, "the BGP session is down; trying again");
             said.clone_from(&trouble);
         }
-        tell("Active", Some(trouble)).await;
+        tell(&name, &options, &ends, "Active", Some(trouble)).await;
         if began.elapsed() > LONGEST_WAIT {
             wait = FIRST_WAIT;
         }
@@ -105,9 +138,30 @@ pub async fn run(
         wait = (wait * 2).min(LONGEST_WAIT);
         tokio::select! {
             () = tokio::time::sleep(pause + pause.mul_f64(random_unit() / 4.0)) => {}
-            () = gone(&mut routes) => return,
+            Some(stream) = ends.incoming.recv() => next = Some(stream),
+            () = gone(&mut ends.routes) => return,
         }
     }
+}
+
+async fn tell(name: &Arc<str>, options: &PeerOptions, ends: &Ends, state: &'static str, trouble: Option<String>) {
+    let state = PeerState { state, address: options.address.ip().to_string(), trouble };
+    // The announcer may have ended.
+    let _ = ends.states.send((name.clone(), state)).await;
+}
+
+/// Until BFD has lost the peer once more than `before`.
+async fn lost(bfd: &mut watch::Receiver<BfdStates>, name: &Arc<str>, before: u64) {
+    while losses(bfd, name) <= before {
+        if bfd.changed().await.is_err() {
+            // BFD ended: it loses nobody any more.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn losses(bfd: &mut watch::Receiver<BfdStates>, name: &Arc<str>) -> u64 {
+    bfd.borrow_and_update().get(name).map_or(0, |state| state.losses)
 }
 
 /// Until the announcer has no routes for this peer any more.
@@ -126,6 +180,9 @@ async fn connect(options: &PeerOptions) -> io::Result<TcpStream> {
     if let Some(password) = &options.password {
         sys::set_tcp_md5(&socket, options.address, password)?;
     }
+    if let Some(vrf) = &options.vrf {
+        socket.bind_device(Some(vrf.as_bytes()))?;
+    }
     if let Some(source) = options.source {
         socket.bind(SocketAddr::new(source, 0))?;
     }
@@ -139,23 +196,15 @@ async fn connect(options: &PeerOptions) -> io::Result<TcpStream> {
     }
 }
 
-/// Holds the session. `Ok`: the announcer wants it to end.
-async fn hold<F: Future<Output = ()>>(
-    name: &Arc<str>,
-    options: &PeerOptions,
-    mut stream: TcpStream,
-    routes: &mut watch::Receiver<BTreeMap<Prefix, Route>>,
-    restarted: bool,
-    tell: &impl Fn(&'static str, Option<String>) -> F,
-) -> Result<(), String> {
-    let local = stream.local_addr().map_err(|error| error.to_string())?.ip().to_canonical();
+/// What the session over a connection is held with.
+fn config(options: &PeerOptions, local: IpAddr, restarted: bool) -> Config {
     let own = if local.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
     let mut next_hops = options.next_hops.clone();
     if options.own_family_only {
         next_hops.clear();
     }
     next_hops.insert(own, local);
-    let config = Config {
+    Config {
         asn: options.asn,
         peer: options.peer,
         id: options.id,
@@ -164,38 +213,63 @@ async fn hold<F: Future<Output = ()>>(
         next_hops,
         graceful_restart_s: options.graceful_restart.then_some(120),
         restarted,
+    }
+}
+
+/// Holds the session over a connection, which is this node's own or the peer's.
+async fn hold(
+    name: &Arc<str>,
+    options: &PeerOptions,
+    (mut stream, is_own): (TcpStream, bool),
+    ends: &mut Ends,
+    restarted: bool,
+) -> End {
+    let local = match stream.local_addr() {
+        Ok(local) => local.ip().to_canonical(),
+        Err(error) => return End::Broken(format!("the connection broke: {error}")),
     };
     let start = Instant::now();
-    let mut session = Session::new(config, start.elapsed());
+    let mut session = Session::new(config(options, local, restarted), start.elapsed());
     let mut buffer = vec![0; 65_536];
-    session.want(routes.borrow_and_update().clone(), start.elapsed());
-    tell("OpenSent", None).await;
+    session.want(ends.routes.borrow_and_update().clone(), start.elapsed());
+    let before = losses(&mut ends.bfd, name);
+    let mut second: Option<TcpStream> = None;
+    tell(name, options, ends, "OpenSent", None).await;
     loop {
         let output = session.take_output();
-        stream.write_all(&output).await.map_err(|error| format!("the connection broke: {error}"))?;
+        if let Err(error) = stream.write_all(&output).await {
+            return broken(format!("the connection broke: {error}"), second);
+        }
+        ends.numbers.session(name, &session);
         let deadline = session.deadline().map(|deadline| start + deadline);
         let step = tokio::select! {
-            changed = routes.changed() => match changed {
+            changed = ends.routes.changed() => match changed {
                 Ok(()) => {
-                    let now = routes.borrow_and_update().clone();
+                    let now = ends.routes.borrow_and_update().clone();
                     session.want(now, start.elapsed());
                     Ok(Vec::new())
                 }
                 Err(_) => {
                     // A peer that holds the routes for us while we are away is to hear nothing.
                     if !options.graceful_restart {
-                        session.cease(SHUTDOWN);
-                        // The connection may be gone already.
-                        let _ = stream.write_all(&session.take_output()).await;
+                        farewell(&mut session, &mut stream, SHUTDOWN).await;
                     }
-                    return Ok(());
+                    return End::Wanted;
                 }
             },
             read = stream.read(&mut buffer) => match read {
-                Ok(0) => return Err("the peer closed the connection".to_owned()),
+                Ok(0) => return broken("the peer closed the connection".to_owned(), second),
                 Ok(length) => session.receive(&buffer[..length], start.elapsed()),
-                Err(error) => return Err(format!("the connection broke: {error}")),
+                Err(error) => return broken(format!("the connection broke: {error}"), second),
             },
+            Some(other) = ends.incoming.recv() => {
+                second = Some(other);
+                Ok(Vec::new())
+            }
+            () = lost(&mut ends.bfd, name, before) => {
+                farewell(&mut session, &mut stream, BFD_DOWN).await;
+                return broken("BFD lost the peer".to_owned(), second);
+            }
             () = super::super::until(deadline), if deadline.is_some() => session.tick(start.elapsed()).map(|()| Vec::new()),
         };
         match step {
@@ -204,7 +278,7 @@ async fn hold<F: Future<Output = ()>>(
                     match event {
                         Event::Established(families) => {
                             info!(peer = %name, address = %options.address, ?families, "the BGP session stands");
-                            tell("Established", None).await;
+                            tell(name, options, ends, "Established", None).await;
                         }
                         Event::Refreshed(family) => {
                             debug!(peer = %name, ?family, "the peer asked for all routes again")
@@ -215,8 +289,46 @@ async fn hold<F: Future<Output = ()>>(
             Err(down) => {
                 // The connection may be gone already.
                 let _ = stream.write_all(&session.take_output()).await;
-                return Err(down.to_string());
+                return broken(down.to_string(), second);
+            }
+        }
+        if let Some(other) = second.take() {
+            match replaces(&session, is_own) {
+                // One that stands is not given up for a new one: whoever lost it will say so.
+                Some(false) => refuse(options, other).await,
+                Some(true) => {
+                    farewell(&mut session, &mut stream, COLLISION).await;
+                    return End::Replaced(other);
+                }
+                None => second = Some(other),
             }
         }
     }
+}
+
+/// Whether a second connection, made by the peer, takes the place of this one. `None`: the peer's identifier is not known yet.
+fn replaces(session: &Session, is_own: bool) -> Option<bool> {
+    if session.state() == State::Established {
+        return Some(false);
+    }
+    // Two of the peer's own: it gave the first one up.
+    if is_own { session.own_connection_stays().map(|stays| !stays) } else { Some(true) }
+}
+
+fn broken(trouble: String, second: Option<TcpStream>) -> End {
+    second.map_or(End::Broken(trouble), End::Replaced)
+}
+
+async fn farewell(session: &mut Session, stream: &mut TcpStream, subcode: u8) {
+    session.cease(subcode);
+    // The connection may be gone already.
+    let _ = stream.write_all(&session.take_output()).await;
+}
+
+/// Tells a connection that is not wanted why (RFC 4271, section 6.8).
+async fn refuse(options: &PeerOptions, mut stream: TcpStream) {
+    let why = Notification { code: 6, subcode: COLLISION, data: vec![] };
+    debug!(address = %options.address, "a second connection of the peer is refused: the session stands");
+    // It may be gone already.
+    let _ = stream.write_all(&why.encode()).await;
 }

@@ -19,6 +19,9 @@ use tokio::task::JoinHandle;
 use tracing::{debug, info};
 
 use super::super::RETRY;
+use super::super::configuration;
+use super::super::numbers::Numbers;
+use super::bfd::BfdStates;
 use super::known::Known;
 use super::peer::PeerState;
 use super::routes::Routes;
@@ -28,6 +31,7 @@ use super::routes::Routes;
 struct News {
     sessions: BTreeMap<String, BGPSessionStateStatus>,
     services: BTreeMap<String, ServiceBGPStatusStatus>,
+    problems: String,
 }
 
 /// Tells in the background.
@@ -35,6 +39,7 @@ pub struct Teller {
     node: Arc<str>,
     news: watch::Sender<News>,
     announced: std::cell::RefCell<BTreeMap<ObjectName, BTreeSet<IpAddr>>>,
+    numbers: Numbers,
     task: JoinHandle<()>,
 }
 
@@ -46,14 +51,14 @@ impl Drop for Teller {
 
 impl Teller {
     /// Must be called inside a tokio runtime.
-    pub fn start(client: Client, node: Arc<str>) -> Teller {
+    pub fn start(client: Client, node: Arc<str>, numbers: Numbers) -> Teller {
         let (news, follow) = watch::channel(News::default());
         let task = tokio::spawn(write_all(client, node.clone(), follow));
-        Teller { node, news, announced: std::cell::RefCell::default(), task }
+        Teller { node, news, announced: std::cell::RefCell::default(), numbers, task }
     }
 
     /// This is so now.
-    pub fn tell(&self, routes: &Routes, peers: &BTreeMap<Arc<str>, PeerState>, known: &Known) {
+    pub fn tell(&self, routes: &Routes, peers: &BTreeMap<Arc<str>, PeerState>, bfd: &BfdStates, known: &Known) {
         let name = |parts: &[&str]| {
             let parts: Vec<&[u8]> = parts.iter().map(|part| part.as_bytes()).collect();
             format!("bgp-{:016x}", hash(&parts))
@@ -61,7 +66,7 @@ impl Teller {
         let sessions = peers.iter().map(|(peer, state)| {
             let status = BGPSessionStateStatus {
                 bgp_status: state.state.to_owned(),
-                bfd_status: "N/A".to_owned(),
+                bfd_status: bfd.get(peer).map_or("N/A".to_owned(), |session| format!("{:?}", session.state)),
                 node: self.node.to_string(),
                 peer: state.address.clone(),
                 vrf: String::new(),
@@ -86,7 +91,10 @@ impl Teller {
             services.insert(name(&[&self.node, &service.namespace, &service.name]), status);
         }
         self.log(announced, known);
-        let news = News { sessions: sessions.collect(), services };
+        let faults = known.all_faults();
+        self.numbers.configured("bgp", faults.len());
+        let problems = configuration::problems(&faults);
+        let news = News { sessions: sessions.collect(), services, problems };
         self.news.send_if_modified(|current| {
             let changed = *current != news;
             *current = news;
@@ -105,13 +113,16 @@ impl Teller {
         for (service, addresses) in before.iter().filter(|(service, _)| !now.contains_key(*service)) {
             info!(event = "serviceWithdrawn", %service, ips = joined(addresses), protocol = "bgp", "this node announces a Service's addresses no more");
         }
+        let addresses = |addresses: &BTreeSet<IpAddr>| addresses.iter().copied().collect();
+        let counted = now.iter().map(|(service, all)| (service.clone(), addresses(all))).collect();
+        self.numbers.announced("bgp", counted);
         *before = now;
     }
 }
 
 async fn write_all(client: Client, node: Arc<str>, mut news: watch::Receiver<News>) {
     let sessions: Api<Object<BGPSessionStateSpec>> = Api::namespaced(client.clone(), NAMESPACE);
-    let services: Api<Object<ServiceBGPStatusSpec>> = Api::namespaced(client, NAMESPACE);
+    let services: Api<Object<ServiceBGPStatusSpec>> = Api::namespaced(client.clone(), NAMESPACE);
     loop {
         let now = news.borrow_and_update().clone();
         let service_labels = |status: &ServiceBGPStatusStatus| {
@@ -122,7 +133,8 @@ async fn write_all(client: Client, node: Arc<str>, mut news: watch::Receiver<New
         };
         let first = write(&sessions, &node, &now.sessions, |_| Vec::new()).await;
         let second = write(&services, &node, &now.services, service_labels).await;
-        let missed = first.and(second);
+        let third = configuration::tell(&client, &node, "bgp", &now.problems).await;
+        let missed = first.and(second).and(third);
         if let Err(error) = &missed {
             debug!(%error, "how BGP stands could not be told; trying again");
         }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 /// Counts of values up to each bound.
 #[derive(Debug)]
-pub(super) struct Histogram {
+pub(crate) struct Histogram {
     bounds: Vec<f64>,
     counts: Vec<u64>,
     count: u64,
@@ -13,11 +13,11 @@ pub(super) struct Histogram {
 
 impl Histogram {
     /// `bounds`: ascending.
-    pub(super) fn new(bounds: Vec<f64>) -> Histogram {
+    pub(crate) fn new(bounds: Vec<f64>) -> Histogram {
         Histogram { counts: vec![0; bounds.len()], bounds, count: 0, sum: 0.0 }
     }
 
-    pub(super) fn observe(&mut self, value: f64) {
+    pub(crate) fn observe(&mut self, value: f64) {
         let first = self.bounds.partition_point(|bound| *bound < value);
         if let Some(count) = self.counts.get_mut(first) {
             *count += 1;
@@ -28,27 +28,27 @@ impl Histogram {
 }
 
 /// A text under construction.
-pub(super) struct Text {
+pub(crate) struct Text {
     text: String,
 }
 
 type Labels<'a> = [(&'a str, &'a str)];
 
 impl Text {
-    pub(super) fn new() -> Text {
+    pub(crate) fn new() -> Text {
         Text { text: String::with_capacity(16 * 1024) }
     }
 
     /// Stands before the samples of a name.
-    pub(super) fn head(&mut self, name: &str, kind: &str, help: &str) {
+    pub(crate) fn head(&mut self, name: &str, kind: &str, help: &str) {
         self.line(format_args!("# HELP {name} {help}.\n# TYPE {name} {kind}"));
     }
 
-    pub(super) fn sample(&mut self, name: &str, labels: &Labels<'_>, value: f64) {
+    pub(crate) fn sample(&mut self, name: &str, labels: &Labels<'_>, value: f64) {
         self.line(format_args!("{name}{} {value}", Shown(labels, None)));
     }
 
-    pub(super) fn histogram(&mut self, name: &str, labels: &Labels<'_>, histogram: &Histogram) {
+    pub(crate) fn histogram(&mut self, name: &str, labels: &Labels<'_>, histogram: &Histogram) {
         let mut below = 0;
         for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
             below += count;
@@ -59,7 +59,7 @@ impl Text {
         self.line(format_args!("{name}_count{} {}", Shown(labels, None), histogram.count));
     }
 
-    pub(super) fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         self.text
     }
 
