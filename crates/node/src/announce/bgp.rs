@@ -95,13 +95,20 @@ pub async fn run(
     let mut bfd_states = bfd.as_ref().map_or(nothing, Bfd::states);
     let mut stood: BTreeMap<Arc<str>, PeerState> = BTreeMap::new();
     let telling = told::Teller::start(client.clone(), node.clone(), numbers.clone());
+    // Until the daemon has said what it serves, a session would tell that nothing is, and a router would drop what it kept.
+    let mut published = false;
     loop {
         tokio::select! {
             chunk = words.next() => match chunk {
                 Some(chunk) => chunk.into_iter().for_each(|word| known.hear(word)),
                 None => return,
             },
-            changed = served.changed() => if changed.is_err() { return },
+            changed = served.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                published = true;
+            }
             Some((name, state)) = changes.recv() => {
                 if state.state != "Established" {
                     numbers.session_over(&name);
@@ -118,7 +125,7 @@ pub async fn run(
                 return super::answer(done);
             }
         }
-        if !known.is_whole() {
+        if !known.is_whole() || !published {
             continue;
         }
         let wanted = known.peers(&node, &client).await;

@@ -35,7 +35,8 @@ pub async fn run(
     let mut objects: Table<IPAddressPool> = Table::default();
     let (mut read, mut pools) = (Pools::default(), Vec::new());
     let mut done: Option<BTreeSet<IpAddr>> = None;
-    let (mut failed, mut said) = (false, String::new());
+    // Until the daemon has said what it serves, the rules of its former life stay.
+    let (mut published, mut failed, mut said) = (false, false, String::new());
     loop {
         tokio::select! {
             told = words.next() => {
@@ -48,10 +49,15 @@ pub async fn run(
                 }
                 pools = usable;
             }
-            changed = served.changed() => if changed.is_err() { return },
+            changed = served.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                published = true;
+            }
             () = tokio::time::sleep(RETRY), if failed => {}
         }
-        if !objects.is_synced() {
+        if !objects.is_synced() || !published {
             continue;
         }
         let wanted = ours(&served.borrow_and_update(), &pools);
