@@ -1,6 +1,6 @@
 # make demo   builds, and walks through a Service that exists on no interface (leaves a lab up)
 # make test   builds, and runs every test and every scenario; both install what is missing (as root)
-# make vm     the mode IPVS, on two other kernels in a virtual machine (part of make test)
+# make vm     the mode IPVS, on two other kernels in a virtual machine (part of make test); make vm-all: with all scenarios
 # make check  format, lints, docs: what CI runs besides the tests
 # make bench  timings as JSON (release build)
 
@@ -9,7 +9,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.tools:$(PATH)
 BIN := target/debug/signpost
 
-.PHONY: setup build demo test unit scenarios vm check deny bench clean
+.PHONY: setup build demo test unit scenarios vm vm-all check deny bench clean
 
 setup:
 	@tools/setup.sh
@@ -29,11 +29,14 @@ scenarios: build
 	$(BIN) lab test --mode ebpf,nftables,iptables scenarios
 	$(BIN) lab test --doctor --mode nftables --family ipv4 scenarios
 
-# This kernel may have no IPVS. Emulated where there is no KVM: slow, but right.
+# This kernel may have no IPVS. Emulated where there is no KVM: slow, but right. The scenarios too (scenarios/ipvs.tsv).
 vm: build
 	@tools/setup.sh vm
-	cargo test --locked -p signpost-datapath --test ipvs --no-run
+	cargo test --locked --workspace --test ipvs --no-run
 	@tools/vm.sh
+
+vm-all:
+	VM_SCENARIOS=all $(MAKE) vm
 
 check:
 	cargo fmt --all --check

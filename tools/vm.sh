@@ -1,14 +1,63 @@
 #!/bin/bash
-# The mode IPVS on the kernels of Debian 12 (6.1) and of its newer series (6.12), each in a virtual machine: the tests of
-# crates/datapath/tests/ipvs. Expects them built.
+# The mode IPVS on the kernels of Debian 12 (6.1) and of its newer series (6.12), in virtual machines: the tests of
+# crates/datapath/tests/ipvs on both, and scenarios: a core in both families on 6.12, and once on 6.1 either the core or, with
+# VM_SCENARIOS=all, all of them. Expects all built. scenarios/ipvs.tsv says which are the core, and what is left out and why.
+#
+# Two machines run side by side, each with one CPU. Fails if anything in them fails, with all that they said; that is also
+# in target/vm/*.log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-program=$(cargo test --locked -p signpost-datapath --test ipvs --no-run 2>&1 |
-    sed -n 's/.*Executable .*(\(.*\)).*/\1/p' | tail -n 1)
-[ -x "$program" ] || { echo "vm: the test program of the mode IPVS is not built" >&2; exit 1; }
+folder=$PWD/target/vm
+mkdir -p "$folder"
+rm -f "$folder"/*.log
 
-for kernel in ${VM_KERNELS:-6.1 6.12}; do
-    echo "vm: the mode IPVS on Linux $kernel"
-    VMTEST_TIMEOUT=${VMTEST_TIMEOUT:-900} tools/vmtest.sh "$kernel" "$program" --test-threads 1
-done
+tests=$(cargo test --locked --workspace --test ipvs --no-run 2>&1 |
+    sed -n 's/.*Executable .*(\(.*\)).*/\1/p' | tail -n 1)
+[ -x "$tests" ] || { echo "vm: the test program of the mode IPVS is not built" >&2; exit 1; }
+# Read page by page through the machine's file server: without symbols, half as much.
+strip -o "$folder/signpost" target/debug/signpost
+
+# Names in the table with this word, as files; FOLDER/* is all of a folder.
+named() { awk -F'\t' -v runs="$1" 'NR > 1 && $2 == runs { print "scenarios/" $1 ".yaml" }' scenarios/ipvs.tsv; }
+patterns() { named "$1" | sed 's|\*|[^/]*|'; }
+all=$(find scenarios -name '*.yaml' | sort | grep -vxE -f <(patterns 'left out'; patterns undefined))
+first=$(grep -E '^scenarios/(affinity|cluster-ip|daemon|dual-stack|load-balancer)/' <<<"$all")
+second=$(grep -vxF -f <(echo "$first") <<<"$all")
+core=$(named core)
+
+# Limits are stretched, since a machine is emulated: its clock counts its own instructions, so that a busy host changes
+# nothing, but a second holds less than elsewhere.
+scenarios() { echo "SIGNPOST_SCENARIO_PATIENCE=3 '$folder/signpost' lab test --mode ipvs --labs 1 $*"; }
+
+# machine NAME KERNEL COMMANDS
+machine() {
+    VMTEST_TIMEOUT=${VMTEST_TIMEOUT:-3600} VMTEST_MEM=${VMTEST_MEM:-2048} VMTEST_SHIFT=${VMTEST_SHIFT:-1} \
+        tools/vmtest.sh "$2" bash -ec "$3" 2>&1 | tr -d '\r' | tee "$folder/$1.log" | sed -u "s/^/vm $1: /"
+}
+
+left() {
+    [ "${VM_SCENARIOS:-core}" = all ] || first=$core
+    machine 6.1-first 6.1 "$tests --test-threads 1; $(scenarios --once $first)"
+}
+right() {
+    local status=0
+    machine 6.12-core 6.12 "$tests --test-threads 1; $(scenarios $core)" || status=1
+    [ "${VM_SCENARIOS:-core}" = all ] || return $status
+    machine 6.1-second 6.1 "$(scenarios --once $second)" || status=1
+    return $status
+}
+
+# Each in a process group of its own, to be ended as a whole.
+set -m
+left & one=$!
+right & other=$!
+set +m
+trap 'kill -- -$one -$other 2>/dev/null || true' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+status=0
+wait $one || status=1
+wait $other || status=1
+[ $status = 0 ] || echo "vm: failed: see target/vm/*.log" >&2
+exit $status

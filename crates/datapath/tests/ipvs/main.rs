@@ -193,3 +193,68 @@ fn every_scheduler_and_affinity_loads_and_reads_back() {
         assert!(change.is_empty(), "{scheduler}: {change:?}");
     }
 }
+
+#[test]
+fn what_somebody_deletes_comes_back() {
+    let netns = Netns::new();
+    let plan = plans::everything(Family::Ipv4);
+    let mut mode = mode(Family::Ipv4);
+    program(&netns, &plan, &mut mode);
+    let commands = [
+        ("ipvsadm", "-C"),
+        ("ip", "link delete kube-ipvs0"),
+        ("ip", "addr del 10.96.0.1/32 dev kube-ipvs0"),
+        ("iptables", "-t nat -F"),
+        ("iptables", "-F KUBE-IPVS-FILTER"),
+        ("ipset", "flush KUBE-CLUSTER-IP"),
+    ];
+    for (program_name, arguments) in commands {
+        netns.command(program_name, arguments);
+        assert!(!program(&netns, &plan, &mut mode).is_empty(), "{program_name} {arguments}: nothing was missed");
+        let change = program(&netns, &plan, &mut mode);
+        assert!(change.is_empty(), "{program_name} {arguments}: {change:?}");
+    }
+}
+
+#[test]
+fn timeouts_strict_arp_and_servers_of_sctp_are_as_asked() {
+    let netns = Netns::new();
+    let plan = plans::everything(Family::Ipv4);
+    let timeouts = [600, 60, 30].map(Duration::from_secs);
+    let mut mode = Ipvs::new(Family::Ipv4, IpvsConfig { strict_arp: true, timeouts, ..IpvsConfig::default() });
+    program(&netns, &plan, &mut mode);
+    let shown = netns.command("ipvsadm", "-L --timeout");
+    assert!(shown.contains("600 60 30"), "{shown}");
+    let settings = ["arp_ignore", "arp_announce"].map(|name| format!("/proc/sys/net/ipv4/conf/all/{name}"));
+    let values = netns.run(|| settings.map(|path| std::fs::read_to_string(path).unwrap().trim().to_owned()));
+    assert_eq!(values, ["1", "2"]);
+    assert!(netns.command("ipvsadm", "-Ln").lines().any(|line| line.starts_with("SCTP ")));
+}
+
+#[test]
+fn what_kube_proxy_left_is_told_and_cleaned_up() {
+    let netns = Netns::new();
+    for (program_name, arguments) in [
+        ("ip", "link add kube-ipvs0 type dummy"),
+        ("ip", "addr add 10.96.0.1/32 dev kube-ipvs0"),
+        ("ipset", "create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 1024 maxelem 65536"),
+        ("ipset", "add KUBE-CLUSTER-IP 10.96.0.1,tcp:443"),
+        ("ipvsadm", "-A -t 10.96.0.1:443 -s rr"),
+        ("ipvsadm", "-a -t 10.96.0.1:443 -r 172.18.0.1:6443 -m"),
+        ("iptables", "-t nat -N KUBE-SERVICES"),
+        ("iptables", "-t nat -A PREROUTING -j KUBE-SERVICES"),
+        ("iptables", "-t nat -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"),
+    ] {
+        netns.command(program_name, arguments);
+    }
+    netns.run(|| {
+        assert!(mode(Family::Ipv4).has_foreign().unwrap());
+        let refused = mode(Family::Ipv4).observe().unwrap_err().to_string();
+        assert!(refused.contains("kube-proxy's") && refused.contains("--take-over"), "{refused}");
+        mode(Family::Ipv4).cleanup().unwrap();
+    });
+    assert_eq!(netns.command("ipvsadm", "-Sn").trim(), "");
+    assert_eq!(netns.command("ipset", "list -n"), "");
+    assert!(!netns.command("iptables-save", "").contains("KUBE-"));
+    assert!(!netns.command("ip", "-br link").contains("kube-ipvs0"));
+}

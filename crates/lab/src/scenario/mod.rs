@@ -13,6 +13,8 @@ mod e2e_cases;
 pub mod echo;
 pub mod expect;
 pub mod format;
+#[cfg(test)]
+mod ipvs_cases;
 pub mod light;
 pub mod lookup;
 mod memory;
