@@ -1,4 +1,4 @@
-//! Sessions with routers that others wrote: BIRD, GoBGP, ExaBGP. Each runs in a network namespace of its own beside the
+//! Sessions with routers that others wrote: BIRD, GoBGP. Each runs in a network namespace of its own beside the
 //! node's; a program that is missing fails its test.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends there")]
@@ -9,8 +9,6 @@ mod trouble;
 use std::time::{Duration, Instant};
 
 use network::{Network, Side};
-use signpost_node::announce::bgp::bfd::{Bfd, BfdOptions};
-use signpost_wire::bfd::{Profile, State};
 
 const BIRD: &str = "
 log stderr all;
@@ -87,40 +85,6 @@ fn bird_keeps_the_routes_of_a_node_that_restarts_gracefully() {
 }
 
 #[test]
-fn bird_and_bfd_find_each_other_over_several_hops_and_a_planned_end_is_no_loss() {
-    Network::new().with_node(async |network| {
-        let sessions = "protocol bfd { multihop { interval 50 ms; multiplier 20; }; \
-                        neighbor 10.9.0.2 local 10.9.0.1 multihop yes; }";
-        let bird = network.bird(&format!("{BIRD}{sessions}\n"));
-        let span = Duration::from_millis(100);
-        let options = BfdOptions {
-            peer: "10.9.0.1".parse().unwrap(),
-            source: Some("10.9.0.2".parse().unwrap()),
-            multi_hop: true,
-            minimum_ttl: 250,
-            profile: Profile { transmit: span, receive: span, multiplier: 20, passive: false },
-        };
-        let bfd = Bfd::start().unwrap();
-        bfd.want([("router".into(), options)].into());
-        let mut states = bfd.states();
-        let stands = |state: State| {
-            move |all: &signpost_node::announce::bgp::bfd::BfdStates| {
-                all.get("router").is_some_and(|one| one.state == state)
-            }
-        };
-        network::within(states.wait_for(stands(State::Up))).await.unwrap();
-        bird.says(&["show", "bfd", "sessions"], &["Up"]).await;
-        bird.kill();
-        let lost = network::within(states.wait_for(stands(State::Down))).await.unwrap().clone();
-        assert_eq!(lost["router"].losses, 1, "a router that fell silent is lost");
-        let bird = network.bird(&format!("{BIRD}{sessions}\n"));
-        network::within(states.wait_for(stands(State::Up))).await.unwrap();
-        bfd.leave().await;
-        bird.says(&["show", "bfd", "sessions"], &["Down"]).await;
-    });
-}
-
-#[test]
 fn gobgp_learns_routes_of_both_families() {
     Network::new().with_node(async |network| {
         let config = "
@@ -150,50 +114,5 @@ fn gobgp_learns_routes_of_both_families() {
         }
         let ask = || network.ask(Side::Router, network::tool("gobgp"), &["global", "rib", "-j"]);
         network::until("GoBGP has the community", || ask().contains(&(64512_u32 << 16 | 7).to_string())).await;
-    });
-}
-
-#[test]
-fn exabgp_decodes_what_it_is_told() {
-    Network::new().with_node(async |network| {
-        let heard = network.path("heard");
-        let script = network.file("hear", &format!("#!/bin/sh\nexec cat > {heard}\n"));
-        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let config = format!(
-            "process hear {{ run {script}; encoder json; }}
-neighbor 10.9.0.2 {{
-  router-id 10.9.0.1; local-address 10.9.0.1; local-as 64513; peer-as 64512; passive;
-  family {{ ipv4 unicast; ipv6 unicast; }}
-  api {{ processes [ hear ]; neighbor-changes; receive {{ parsed; update; }} }}
-}}
-"
-        );
-        let path = network.file("exabgp.conf", &config);
-        let python = network::tools().join("exabgp");
-        let settings = [
-            "exabgp.daemon.user=root".to_owned(),
-            "exabgp.tcp.bind=10.9.0.1".to_owned(),
-            "exabgp.tcp.port=179".to_owned(),
-            "exabgp.api.cli=false".to_owned(),
-            format!("PYTHONPATH={}", python.display()),
-        ];
-        assert!(python.join("exabgp/__main__.py").exists(), "ExaBGP is missing: tools/setup.sh brings it");
-        let mut arguments: Vec<&str> = settings.iter().map(String::as_str).collect();
-        arguments.extend(["python3", "-m", "exabgp", &path]);
-        let _exabgp = network.start(Side::Router, "env".into(), &arguments);
-        let session = network.node().start();
-        session.established().await;
-        let text = || std::fs::read_to_string(&heard).unwrap_or_default();
-        let wanted = [
-            "203.0.113.200/32",
-            "2001:db8:113::200/128",
-            "\"community\": [ [ 64512, 7 ] ]",
-            "\"next-hop\": \"10.9.0.2\"",
-        ];
-        let next_hops = ["10.9.0.2", "fd09::2"];
-        network::until("ExaBGP has heard it all", || {
-            wanted[..3].iter().all(|part| text().contains(part)) && next_hops.iter().all(|hop| text().contains(hop))
-        })
-        .await;
     });
 }

@@ -49,7 +49,7 @@ impl Drop for Running {
 /// BIRD, and how it is asked.
 pub struct Bird<'a> {
     network: &'a Network,
-    running: Running,
+    _running: Running,
 }
 
 /// Where `tools/setup.sh` puts programs.
@@ -139,7 +139,7 @@ impl Network {
     pub fn bird(&self, config: &str) -> Bird<'_> {
         let (config, socket, pid) = (self.file("bird.conf", config), self.path("bird.ctl"), self.path("bird.pid"));
         let arguments = ["-f", "-c", &config, "-s", &socket, "-P", &pid];
-        Bird { network: self, running: self.start(Side::Router, tool("bird"), &arguments) }
+        Bird { network: self, _running: self.start(Side::Router, tool("bird"), &arguments) }
     }
 
     /// A node with two routes, not started yet.
@@ -197,10 +197,6 @@ impl Bird<'_> {
 
     pub async fn says_no_more(&self, question: &[&str], part: &str) {
         until(&format!("BIRD no longer says {part} to {question:?}"), || !self.ask(question).contains(part)).await;
-    }
-
-    pub fn kill(self) {
-        drop(self.running);
     }
 }
 
