@@ -1,6 +1,6 @@
 # make demo   builds, and walks through a Service that exists on no interface (leaves a lab up)
 # make test   builds, and runs every test and every scenario; both install what is missing (as root)
-# make vm     the mode IPVS, on two other kernels in a virtual machine (part of make test); make vm-all: with all scenarios
+# make vm     the modes IPVS and eBPF, on two other kernels in a virtual machine (part of make test); make vm-all: with all scenarios
 # make check  format, lints, docs: what CI runs besides the tests
 # make bench  timings as JSON (release build)
 
@@ -33,7 +33,9 @@ scenarios: build
 vm: build
 	@tools/setup.sh vm
 	cargo test --locked --workspace --test ipvs --no-run
+	cargo test --locked -p signpost-datapath --test kernel --no-run
 	@tools/vm.sh
+	@tools/vm_ebpf.sh $(BIN)
 
 vm-all:
 	VM_SCENARIOS=all $(MAKE) vm

@@ -26,7 +26,7 @@ if "$signpost" lab kubeconfig --name demo >/dev/null 2>&1; then
     tell "The lab \`demo\` of an earlier run is still up: ending it."
     run "signpost lab down --name demo" "$signpost" lab down --name demo
 fi
-run "signpost lab up --name demo --nodes 2" "$signpost" lab up --name demo --nodes 2
+run "signpost lab up --name demo --nodes 2 --mode nftables" "$signpost" lab up --name demo --nodes 2 --mode nftables
 KUBECONFIG=$("$signpost" lab kubeconfig --name demo)
 export KUBECONFIG
 run "kubectl get nodes -o wide" kubectl get nodes -o wide

@@ -28,6 +28,9 @@ pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 /// The annotation of a Service that names its scheduler in the mode IPVS.
 pub const IPVS_SCHEDULER: &str = "signpost.dev/ipvs-scheduler";
+/// The annotation of a Service that says what becomes of its TCP connections whose endpoint is gone: `leave`, `reset`, or a time such as
+/// `30s` after which they are reset.
+pub const TCP_WHEN_ENDPOINT_GONE: &str = "signpost.dev/tcp-when-endpoint-gone";
 /// The label that says which Service a slice belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 

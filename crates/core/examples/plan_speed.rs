@@ -121,6 +121,7 @@ fn service(number: u32) -> Service {
         external_policy: TrafficPolicy::Cluster,
         internal_policy: TrafficPolicy::Cluster,
         affinity: None,
+        reset_after: None,
         health_check_node_port: None,
         scheduler: None,
     }

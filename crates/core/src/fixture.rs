@@ -33,6 +33,7 @@ pub(crate) fn service(name: &str, cluster_ips: &[&str]) -> Service {
         external_policy: TrafficPolicy::Cluster,
         internal_policy: TrafficPolicy::Cluster,
         affinity: None,
+        reset_after: None,
         health_check_node_port: None,
         scheduler: None,
     }

@@ -154,6 +154,9 @@ pub struct Service {
     pub internal_policy: TrafficPolicy,
     /// `sessionAffinity: ClientIP` with its timeout.
     pub affinity: Option<Duration>,
+    /// The annotation `signpost.dev/tcp-when-endpoint-gone`: how long after its endpoint is gone a TCP connection is reset;
+    /// `None`: it is left. Of use in one mode only.
+    pub reset_after: Option<Duration>,
     /// `spec.healthCheckNodePort`, when the policy and type give one.
     pub health_check_node_port: Option<NonZeroU16>,
     /// The annotation `signpost.dev/ipvs-scheduler`. Of use in one mode only.

@@ -111,6 +111,9 @@ pub struct Frontend {
     /// How the mode IPVS chooses, if the Service says. The others choose at random, and pass over it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<Scheduler>,
+    /// How long after its endpoint is gone a TCP connection is reset, if the Service asks for that. Only the mode eBPF does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset_after: Option<Duration>,
 }
 
 /// The whole of what one node does for one family.

@@ -1,12 +1,17 @@
 //! From a plan to the kernel. Each mode is a folder: `program.rs`, `change.rs`, `walk.rs` are pure; `apply.rs` acts.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::net::SocketAddr;
 
+use signpost_core::object::ServicePortName;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{NodePlan, PlanChange};
 
+use counts::{PortCounts, Room};
+
 pub mod conntrack;
+pub mod counts;
 pub mod ebpf;
 pub mod fake;
 pub mod iptables;
@@ -61,6 +66,18 @@ pub trait Datapath {
     /// Where the rules that were found serve UDP, so that flows to what a former process served can be told from others'.
     /// Empty: not known.
     fn udp_frontends(&self, _have: &Self::Observed) -> Vec<SocketAddr> {
+        Vec::new()
+    }
+    /// What became of connections through a plan's Service ports; those of which nothing was counted are left out, and a mode
+    /// that does not count leaves out all.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    fn counts(&mut self, _plan: &NodePlan) -> Result<BTreeMap<ServicePortName, PortCounts>, Self::Error> {
+        Ok(BTreeMap::new())
+    }
+    /// How full the kernel's maps are with a program; none, in a mode without maps of a size.
+    fn room(&self, _program: &Self::Program) -> Vec<Room> {
         Vec::new()
     }
     /// A number that each transaction of the kernel's rules raises by one, whoever makes it and whatever it touches; an

@@ -4,6 +4,9 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
+use crate::ebpf::KernelConfig;
+use crate::ebpf::features::{Feature, features};
+
 /// The oldest kernel that is supported.
 pub const OLDEST_KERNEL: (u32, u32) = (6, 1);
 
@@ -142,6 +145,14 @@ pub fn ebpf(nft: &OsStr) -> Result<(), ProbeError> {
         .map_err(|source| ProbeError::Io { what: "where cgroup2 is mounted", source })?;
     crate::ebpf::kernel::try_load().map_err(|error| ProbeError::NoEbpf { said: error.to_string() })?;
     nftables(nft)
+}
+
+/// Each thing that the mode eBPF uses, tried by itself. Changes nothing.
+pub fn ebpf_features(config: &KernelConfig, nft: &OsStr) -> Vec<Feature> {
+    let told = |error: ProbeError| error.to_string();
+    let release = |()| std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
+    let rules = |()| "a ruleset with all of them is taken".to_owned();
+    features(config, kernel().map(release).map_err(told), nftables(nft).map(rules).map_err(told))
 }
 
 /// Whether the mode iptables works here. Changes nothing: what it tries with the kernel is tested, not carried out.

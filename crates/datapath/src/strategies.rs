@@ -138,6 +138,7 @@ pub fn frontend(family: Family, key: FrontendKey) -> impl Strategy<Value = Front
                 source_ranges: if is_node_port { Arc::new([]) } else { source_ranges.into() },
                 affinity,
                 scheduler,
+                reset_after: affinity,
             }
         },
     )
@@ -289,6 +290,7 @@ pub fn service(family: Family, number: u32, endpoints: impl Iterator<Item = u32>
         source_ranges: Arc::new([]),
         affinity: None,
         scheduler: None,
+        reset_after: None,
     };
     (key, frontend)
 }

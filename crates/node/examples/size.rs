@@ -59,6 +59,7 @@ fn daemon(kubeconfig: &Path) -> Result<(), Failure> {
         hostname_override: Some("n1".to_owned()),
         kubeconfig: Some(kubeconfig.to_path_buf()),
         cluster_cidr: Some("10.244.0.0/16".parse()?),
+        proxy_mode: Some("nftables".parse()?),
         ..Flags::default()
     };
     let options = NodeOptions::new(flags, Default::default(), None)?;

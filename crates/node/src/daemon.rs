@@ -38,7 +38,7 @@ use crate::progress::Progress;
 use crate::server::{self, Question, Shared};
 use crate::service_health::ServiceHealth;
 use crate::sync::{SyncLoop, SyncOptions};
-use crate::{addresses, findings, kernel_settings, node_cache, process, sys};
+use crate::{addresses, findings, kernel_settings, left_out, node_cache, process, sys};
 
 /// So many observations are taken in between two looks at the clock.
 const BATCH: usize = 512;
@@ -101,6 +101,7 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let addresses = addresses::follow(interfaces).map_err(NodeError::Addresses)?;
     let reporter = Reporter::start(client.clone(), "signpost-node", &options.node);
     let announcer = Announcer::new(client.clone(), &server, options.node.clone(), options.answer_ping);
+    let pods = client.clone();
     let observed = signpost_cluster::watch(client, &server, &NodeScope::Own(options.node.clone()));
     let cache = node_cache::follow().map_err(NodeError::NodeCache)?;
     let around = Around { observed, addresses, cache, reporter, announcer };
@@ -111,6 +112,15 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
             let part = |family| (family, Ebpf::new(family, node.clone(), rules.clone()), flows(family));
             let datapaths = families.into_iter().map(part).collect();
             info!(sockets = "ebpf", packets = "nftables", "connections are rewritten at the socket, packets by rules");
+            // Ends when it is dropped.
+            let mut following = JoinSet::new();
+            match options.ebpf.cgroup.clone().map_or_else(ebpf::kernel::cgroup2_mount, Ok) {
+                Ok(cgroup) => {
+                    let (name, reporter) = (options.node.clone(), around.reporter.clone());
+                    following.spawn(left_out::follow(pods, server, name, node, cgroup, reporter));
+                }
+                Err(error) => warn!(%error, "pods that ask for it are not left out"),
+            }
             serve(&options, mode, datapaths, around, shutdown).await;
         }
         Mode::Nftables => {
@@ -331,7 +341,8 @@ async fn drive<D>(
                 let is_ready = *cache.borrow_and_update();
                 sync.set_node_cache(is_ready, Instant::now());
             }
-            Some(question) = questions.recv() => answer(&sync, question),
+            // Some answers ask the kernel.
+            Some(question) = questions.recv() => tokio::task::block_in_place(|| answer(&mut sync, question)),
             () = until(due), if due.is_some() => {}
         }
     }
@@ -355,13 +366,14 @@ fn withheld(node: &str, family: Family, service: &ObjectName, reason: &str) -> N
     Notice { object, reason: "ServiceRulesRefused", message }
 }
 
-fn answer<D>(sync: &SyncLoop<D>, question: Question)
+fn answer<D>(sync: &mut SyncLoop<D>, question: Question)
 where
     D: Datapath,
     D::Program: Serialize,
 {
     // Who asked may have gone away meanwhile.
     let _ = match question {
+        Question::Counts(reply) => return drop(reply.send(sync.counts())),
         Question::Plans(reply) => reply.send(sync.plans()),
         Question::Programs(reply) => reply.send(sync.programs()),
         Question::Rules(wanted, reply) => reply.send(sync.listing(&|service| wanted.is(service))),

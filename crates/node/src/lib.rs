@@ -16,6 +16,7 @@ pub mod findings;
 pub mod handover;
 pub mod instance;
 pub mod kernel_settings;
+pub mod left_out;
 pub mod metrics;
 pub mod mode;
 pub mod node_cache;

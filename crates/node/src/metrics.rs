@@ -1,5 +1,7 @@
 //! The numbers of the daemon, as Prometheus reads them: kube-proxy's names where it has one for the thing.
 
+mod services;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,6 +41,8 @@ struct Numbers {
     livez: BTreeMap<u16, u64>,
     service_health: ServiceHealth,
     findings: BTreeMap<&'static str, u64>,
+    services: services::Labelled,
+    rooms: BTreeMap<&'static str, [u64; 2]>,
 }
 
 /// Listeners for health checks of Services.
@@ -94,6 +98,8 @@ impl Metrics {
                 livez: BTreeMap::new(),
                 service_health: ServiceHealth::default(),
                 findings: BTreeMap::new(),
+                services: services::Labelled::default(),
+                rooms: BTreeMap::new(),
             }),
         }
     }
@@ -197,13 +203,20 @@ impl Metrics {
         *self.numbers().livez.entry(status).or_default() += 1;
     }
 
-    /// All of it, in the text format 0.0.4.
-    pub fn text(&self, programmed: Option<Revisions>) -> String {
+    /// So many entries of a map of the kernel are used, of so many.
+    pub fn room(&self, map: &'static str, used: u64, most: u64) {
+        self.numbers().rooms.insert(map, [used, most]);
+    }
+
+    /// All of it, in the text format 0.0.4. `counts`: what became of connections.
+    pub fn text(&self, programmed: Option<Revisions>, counts: &services::Counts) -> String {
         let usage = process::usage();
-        let numbers = self.numbers();
+        let mut numbers = self.numbers();
         let mut text = Text::new();
         numbers.write_syncs(&mut text);
         numbers.write_changes(&mut text);
+        numbers.write_rooms(&mut text);
+        numbers.services.write(&mut text, counts);
         write_programmed(&mut text, programmed);
         self.announcer.write(&mut text);
         write_process(&mut text, usage);
@@ -278,6 +291,17 @@ impl Numbers {
         for (name, help, time) in times {
             text.head(name, "gauge", help);
             text.sample(name, &[], time.unwrap_or_default());
+        }
+    }
+
+    fn write_rooms(&self, text: &mut Text) {
+        let names = ["signpost_map_entries", "signpost_map_max_entries"];
+        let helps = ["Entries of a map of the kernel that are used", "The most that it may have"];
+        for (at, (name, help)) in names.into_iter().zip(helps).enumerate() {
+            text.head(name, "gauge", help);
+            for (map, numbers) in &self.rooms {
+                text.sample(name, &[("map", map)], numbers[at] as f64);
+            }
         }
     }
 
@@ -382,7 +406,7 @@ mod tests {
         metrics.findings(BTreeMap::from([("SP502", 1), ("SP505", 2)]));
         metrics.findings(BTreeMap::from([("SP505", 1)]));
         metrics.programmed(&[0]);
-        let text = metrics.text(None);
+        let text = metrics.text(None, &BTreeMap::new());
         for line in [
             "kubeproxy_sync_partial_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.004\"} 1",
             "kubeproxy_sync_partial_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.002\"} 0",

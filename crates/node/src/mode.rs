@@ -49,18 +49,33 @@ pub enum ModeError {
 pub fn choose(asked: ModeName, check: impl Fn(Mode) -> Result<(), ModeError>) -> Result<(Mode, String), ModeError> {
     let asked_for = |mode| check(mode).map(|()| (mode, "asked for".to_owned()));
     match asked {
-        ModeName::Auto => match check(Mode::Nftables) {
-            Ok(()) => Ok((Mode::Nftables, "auto: the best mode that is built".to_owned())),
-            Err(problem) => match check(Mode::Iptables) {
-                Ok(()) => Ok((Mode::Iptables, format!("auto: nftables cannot be used here: {problem}"))),
-                Err(_) => Err(problem), // what would bring the better mode is the better advice
-            },
-        },
+        ModeName::Auto => best(check),
         ModeName::Nftables => asked_for(Mode::Nftables),
         ModeName::Ebpf => asked_for(Mode::Ebpf),
         ModeName::Ipvs => asked_for(Mode::Ipvs),
         ModeName::Iptables => asked_for(Mode::Iptables),
     }
+}
+
+/// The order in which `auto` tries: what costs a connection least comes first.
+const BEST_FIRST: [Mode; 3] = [Mode::Ebpf, Mode::Nftables, Mode::Iptables];
+
+fn best(check: impl Fn(Mode) -> Result<(), ModeError>) -> Result<(Mode, String), ModeError> {
+    let mut problems: Vec<(Mode, ModeError)> = Vec::new();
+    for mode in BEST_FIRST {
+        match check(mode) {
+            Ok(()) if problems.is_empty() => return Ok((mode, "auto: the best mode".to_owned())),
+            Ok(()) => {
+                let told: Vec<String> =
+                    problems.iter().map(|(mode, problem)| format!("{mode} cannot be used here: {problem}")).collect();
+                return Ok((mode, format!("auto: {}", told.join("; "))));
+            }
+            Err(problem) => problems.push((mode, problem)),
+        }
+    }
+    // What would bring nftables brings the rules beneath the sockets, too: it is the best advice.
+    let nftables = problems.into_iter().find(|(mode, _)| *mode == Mode::Nftables);
+    Err(nftables.expect("it was tried").1)
 }
 
 /// Whether this machine can.
@@ -92,12 +107,19 @@ mod tests {
         if mode == Mode::Iptables { Ok(()) } else { none(mode) }
     }
 
+    fn no_ebpf(mode: Mode) -> Result<(), ModeError> {
+        if mode == Mode::Ebpf { none(mode) } else { Ok(()) }
+    }
+
     #[test]
     fn auto_takes_the_best_that_works_and_says_what_was_wrong_with_a_better_one() {
-        assert_eq!(choose(ModeName::Auto, all).unwrap().0, Mode::Nftables);
+        assert_eq!(choose(ModeName::Auto, all).unwrap().0, Mode::Ebpf);
+        let (mode, reason) = choose(ModeName::Auto, no_ebpf).unwrap();
+        assert_eq!(mode, Mode::Nftables);
+        assert!(reason.starts_with("auto: ebpf cannot be used here: "), "{reason}");
         let (mode, reason) = choose(ModeName::Auto, iptables_only).unwrap();
         assert_eq!(mode, Mode::Iptables);
-        assert!(reason.starts_with("auto: nftables cannot be used here: "), "{reason}");
+        assert!(reason.contains("; nftables cannot be used here: "), "{reason}");
         choose(ModeName::Auto, none).unwrap_err();
     }
 

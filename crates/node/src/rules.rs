@@ -15,6 +15,7 @@ use signpost_core::object::{Endpoint, Family, ObjectName, Protocol, ServicePort,
 use signpost_core::plan::{Frontend, FrontendKey, FrontendKind, NodePlan, Route, Target};
 use signpost_core::service_map::offers;
 use signpost_core::store::Store;
+use signpost_datapath::counts::{BackendCounts, PortCounts};
 use signpost_datapath::locate::{End, Location};
 
 use crate::mode::Mode;
@@ -24,6 +25,9 @@ use crate::mode::Mode;
 pub struct Listing<P> {
     /// The mode.
     pub mode: Mode,
+    /// The daemon's process: what it mounted may be seen by it alone.
+    #[serde(default)]
+    pub process: Option<u32>,
     /// Every Service that the node knows, so that a wrong name can be told from one without rules.
     pub services: BTreeSet<ObjectName>,
     /// Per family.
@@ -61,6 +65,9 @@ pub struct Row {
     pub ends: BTreeMap<Client, End>,
     /// The endpoints, those that get traffic first.
     pub backends: Vec<Backend>,
+    /// Connections to its Service port for which there was no endpoint; `None`: the mode does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<u64>,
     /// Where in the kernel it stands; empty until somebody looked.
     #[serde(default)]
     pub locations: Vec<Location>,
@@ -94,6 +101,9 @@ pub struct Backend {
     pub node: Option<Arc<str>>,
     /// Who is led to it.
     pub clients: BTreeSet<Client>,
+    /// What became of connections to it through the Service port, by whichever frontend; `None`: the mode does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counts: Option<BackendCounts>,
 }
 
 /// How an endpoint is.
@@ -148,6 +158,7 @@ fn row(store: &Store, family: Family, key: FrontendKey, frontend: &Frontend) -> 
         source_ranges: frontend.source_ranges.to_vec(),
         ends: ends.collect(),
         backends: backends(store, family, key, frontend, &routes),
+        refused: None,
         locations: Vec::new(),
         planned: true,
     }
@@ -169,7 +180,7 @@ fn backends(
         .iter()
         .map(|offer| {
             let (state, node) = (state(offer.endpoint), offer.endpoint.node.clone());
-            (offer.address, Backend { address: offer.address, state, weight: 0, node, clients: BTreeSet::new() })
+            (offer.address, Backend { state, weight: 0, node, ..Backend::unknown(offer.address, 0) })
         })
         .collect();
     for (client, route) in routes {
@@ -202,11 +213,20 @@ fn state(endpoint: &Endpoint) -> State {
 impl Backend {
     /// One of which only the address is known, and the weight that the kernel gives it.
     pub fn unknown(address: SocketAddr, weight: u32) -> Backend {
-        Backend { address, state: State::Unknown, weight, node: None, clients: BTreeSet::new() }
+        Backend { address, state: State::Unknown, weight, node: None, clients: BTreeSet::new(), counts: None }
     }
 }
 
 impl Row {
+    /// Takes in what was counted at its Service port.
+    pub fn count(&mut self, counts: Option<&PortCounts>) {
+        let Some(counts) = counts else { return };
+        self.refused = Some(counts.refused);
+        for backend in &mut self.backends {
+            backend.counts = Some(counts.backends.get(&backend.address).copied().unwrap_or_default());
+        }
+    }
+
     /// Whether the kernel holds all of it; `true` as well if nobody looked.
     pub fn is_held(&self) -> bool {
         self.locations.iter().all(|location| location.held)

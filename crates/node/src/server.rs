@@ -10,6 +10,7 @@
 //! | | `/plan`, `/program` | per family, as JSON |
 //! | | `/rules?namespace=N&name=S` | the frontends with their backends, and the whole program, as JSON; what is left out is not asked for |
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -25,7 +26,8 @@ use hyper_util::service::TowerToHyperService;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
-use signpost_core::object::ObjectName;
+use signpost_core::object::{Family, ObjectName, ServicePortName};
+use signpost_datapath::counts::PortCounts;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -43,6 +45,8 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 const CONNECTIONS: usize = 64;
 /// A client has so long for a request's head.
 const HEAD: Duration = Duration::from_secs(10);
+/// So long is waited for the counters of Services: the other metrics do not need the loop.
+const COUNTS: Duration = Duration::from_secs(3);
 /// And so long for everything, reading the answer included.
 const CONNECTION: Duration = Duration::from_secs(60);
 
@@ -53,6 +57,8 @@ pub enum Question {
     Plans(oneshot::Sender<Result<String, serde_json::Error>>),
     /// The programs, as JSON.
     Programs(oneshot::Sender<Result<String, serde_json::Error>>),
+    /// What became of connections.
+    Counts(oneshot::Sender<BTreeMap<Family, BTreeMap<ServicePortName, PortCounts>>>),
     /// What is served, in rows, as JSON.
     Rules(Wanted, oneshot::Sender<Result<String, serde_json::Error>>),
 }
@@ -196,7 +202,11 @@ fn health_response(health: &Health, well: bool) -> Response {
 }
 
 async fn metrics_text(State(shared): State<Shared>) -> Response {
-    let text = shared.metrics.text(shared.progress.programmed());
+    let (reply, answer) = oneshot::channel();
+    // A loop that is gone drops the reply; one that waits for the kernel may take longer than whoever asks waits.
+    let _ = shared.asking.try_send(Question::Counts(reply));
+    let counts = tokio::time::timeout(COUNTS, answer).await.ok().and_then(Result::ok).unwrap_or_default();
+    let text = shared.metrics.text(shared.progress.programmed(), &counts);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 

@@ -209,7 +209,7 @@ mod tests {
         progress.health().pending(Instant::now() - Duration::from_secs(61));
         assert!(answers(at, "HTTP/1.1 503").await.contains("\"serviceProxyHealthy\": false"));
         // The port that another program had is tried again.
-        let failures = metrics.text(None);
+        let failures = metrics.text(None, &Default::default());
         assert!(failures.contains("signpost_service_health_listeners{state=\"failed\"} 1\n"), "{failures}");
         progress.health().updated();
         drop(held);

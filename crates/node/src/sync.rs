@@ -23,11 +23,12 @@ use ipnet::IpNet;
 use serde::Serialize;
 use signpost_cluster::Observed;
 use signpost_core::announce::served::ServedServices;
-use signpost_core::object::{Family, Node, ObjectName};
+use signpost_core::object::{Family, Node, ObjectName, ServicePortName};
 use signpost_core::planner::NodeConfig;
 use signpost_core::store::{Event, Kind, Store};
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
+use signpost_datapath::counts::{PortCounts, Room};
 use tracing::{info, warn};
 
 use crate::config::PodRanges;
@@ -45,6 +46,9 @@ const SAY_AGAIN: Duration = Duration::from_secs(30);
 const COMPARE_SHARE: u32 = 200;
 /// and at most this part if others change it all the time.
 const DISTURBED_SHARE: u32 = 20;
+/// From this on a map of the kernel is said to be nearly full, until it is emptier than that.
+const CROWDED_PERCENT: u64 = 80;
+const ROOMY_PERCENT: u64 = 75;
 /// So many changes that wait are timed.
 const MOST_TRIGGERS: usize = 10_000;
 /// How often it is asked whether others changed it.
@@ -91,6 +95,8 @@ pub struct SyncLoop<D: Datapath> {
     seen: Revisions,
     /// Slices' changes that wait for the kernel: when they were triggered, in milliseconds since 1970.
     triggers_ms: Vec<i64>,
+    /// Maps of the kernel of which it was said that they are nearly full.
+    crowded: BTreeSet<&'static str>,
     progress: Arc<Progress>,
     metrics: Arc<Metrics>,
 }
@@ -131,6 +137,7 @@ impl<D: Datapath> SyncLoop<D> {
             look_at: None,
             seen: Revisions::default(),
             triggers_ms: Vec::new(),
+            crowded: BTreeSet::new(),
             progress,
             metrics,
         }
@@ -249,6 +256,7 @@ impl<D: Datapath> SyncLoop<D> {
             self.metrics.withheld(family.family(), family.withheld());
             outcomes.push(outcome);
         }
+        self.tell_room();
         let ended = clock();
         if compare {
             // No rest after it: it is rare, and the first change after a start of seconds should not wait as long again.
@@ -269,6 +277,23 @@ impl<D: Datapath> SyncLoop<D> {
             self.done(now, ended);
         } else {
             self.progress.health().pending(now);
+        }
+    }
+
+    /// Says it before a map of the kernel is full: when one is full, a change of a Service fails.
+    fn tell_room(&mut self) {
+        let mut all: BTreeMap<&'static str, Room> = BTreeMap::new();
+        for room in self.families.iter().flat_map(FamilySync::room) {
+            all.entry(room.map).and_modify(|both| both.used += room.used).or_insert(room);
+        }
+        for Room { map, used, most, flag } in all.into_values() {
+            self.metrics.room(map, used, most);
+            let share = used * 100 / most.max(1);
+            if share >= CROWDED_PERCENT && self.crowded.insert(map) {
+                warn!(map, used, most, flag, "a map of the kernel is nearly full: the flag gives it more room");
+            } else if share < ROOMY_PERCENT {
+                self.crowded.remove(map);
+            }
         }
     }
 
@@ -319,19 +344,36 @@ impl<D: Datapath> SyncLoop<D> {
     ///
     /// # Errors
     /// It cannot be written as JSON.
-    pub fn listing(&self, wanted: &dyn Fn(&ObjectName) -> bool) -> Result<String, serde_json::Error>
+    pub fn listing(&mut self, wanted: &dyn Fn(&ObjectName) -> bool) -> Result<String, serde_json::Error>
     where
         D::Program: Serialize,
     {
-        let part = |family: &FamilySync<D>| FamilyListing {
-            rows: rows(&self.store, family.plan(), wanted),
-            program: family.program().cloned(),
+        let mut counts = self.counts();
+        let store = &self.store;
+        let mut part = |family: &FamilySync<D>| {
+            let mut rows = rows(store, family.plan(), wanted);
+            let counts = counts.remove(&family.family()).unwrap_or_default();
+            rows.iter_mut().for_each(|row| row.count(counts.get(&row.service_port)));
+            FamilyListing { rows, program: family.program().cloned() }
         };
         serde_json::to_string(&Listing {
             mode: self.options.mode,
-            services: self.store.services().map(|service| service.name.clone()).collect(),
+            process: Some(std::process::id()),
             families: self.families.iter().map(|family| (family.family(), part(family))).collect(),
+            services: store.services().map(|service| service.name.clone()).collect(),
         })
+    }
+
+    /// What became of connections through Services, where the mode counts that.
+    pub fn counts(&mut self) -> BTreeMap<Family, BTreeMap<ServicePortName, PortCounts>> {
+        let mut all = BTreeMap::new();
+        for family in &mut self.families {
+            match family.counts() {
+                Ok(counts) => drop(all.insert(family.family(), counts)),
+                Err(error) => warn!(family = %family.family(), %error, "the kernel does not say what it counted"),
+            }
+        }
+        all
     }
 
     fn json<'a, T: Serialize>(&'a self, part: impl Fn(&'a FamilySync<D>) -> T) -> Result<String, serde_json::Error> {

@@ -7,6 +7,7 @@ mod kube_proxy_flags;
 mod lab_command;
 mod lab_test_command;
 mod node_command;
+mod node_probe;
 mod rules_command;
 
 use std::process::ExitCode;

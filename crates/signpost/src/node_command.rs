@@ -15,6 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::kube_proxy_flags::KubeProxyFlags;
+use crate::node_probe;
 
 /// Threads that serve the network; a change of the kernel has one of its own.
 const THREADS: usize = 2;
@@ -118,6 +119,9 @@ pub struct NodeCommand {
     /// Remove the rules that a former daemon left, and end
     #[arg(long)]
     cleanup: bool,
+    /// Print what this kernel has of what the mode ebpf uses, and which mode auto takes, and end
+    #[arg(long)]
+    probe: bool,
     /// How much is logged: 2 tells each change, 4 more (RUST_LOG is finer)
     #[arg(short, long = "v", value_name = "LEVEL", default_value_t = 0)]
     v: u8,
@@ -145,6 +149,9 @@ impl NodeCommand {
         if self.cleanup {
             signpost_node::cleanup(&self.options()?.ebpf).map_err(whole)?;
             return Ok(ExitCode::SUCCESS);
+        }
+        if self.probe {
+            return Ok(node_probe::print(&self.options()?.ebpf));
         }
         let options = NodeOptions { look: Some(look), ..self.options()? };
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -11,7 +11,7 @@ use signpost_core::object::{Family, Ingress, ObjectName, Service, ServicePort, T
 use signpost_core::scheduler::Scheduler;
 
 use super::fields::Fields;
-use super::{IPVS_SCHEDULER, Problem, Quoted, is_foreign};
+use super::{IPVS_SCHEDULER, Problem, Quoted, TCP_WHEN_ENDPOINT_GONE, is_foreign};
 
 /// `sessionAffinityConfig.clientIP.timeoutSeconds`, if unset.
 const AFFINITY_TIMEOUT_S: u64 = 10_800;
@@ -60,6 +60,7 @@ pub(super) fn convert(fields: &mut Fields, service: &api::Service) -> Option<Ser
         external_policy,
         internal_policy: fields.policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref()),
         affinity: affinity(fields, spec),
+        reset_after: reset_after(fields, service),
         health_check_node_port,
         scheduler: scheduler(fields, &service.metadata),
     })
@@ -74,6 +75,36 @@ fn scheduler(fields: &mut Fields, metadata: &ObjectMeta) -> Option<Scheduler> {
         fields.problem(field, Problem::UnknownWord { value, taken: "the node's own scheduler" });
     }
     scheduler
+}
+
+/// What becomes of TCP connections whose endpoint is gone.
+fn reset_after(fields: &mut Fields, service: &api::Service) -> Option<Duration> {
+    let asked = service.metadata.annotations.as_ref()?.get(TCP_WHEN_ENDPOINT_GONE)?;
+    match asked.as_str() {
+        "leave" => None,
+        "reset" => Some(Duration::ZERO),
+        written => {
+            let time = time(written);
+            if time.is_none() {
+                let (field, value) = (format!("metadata.annotations[{TCP_WHEN_ENDPOINT_GONE}]"), Quoted::new(written));
+                fields.problem(field, Problem::UnknownWord { value, taken: "leave" });
+            }
+            time
+        }
+    }
+}
+
+/// A whole number with its unit, `s`, `m` or `h`, up to a day.
+fn time(written: &str) -> Option<Duration> {
+    let (number, unit) = written.split_at_checked(written.len().checked_sub(1)?)?;
+    let unit_s = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return None,
+    };
+    let number: u64 = number.parse().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()))?;
+    number.checked_mul(unit_s).filter(|seconds| *seconds <= 86_400).map(Duration::from_secs)
 }
 
 /// The cluster addresses, one of a family. `None`: headless, or none given out yet, or none usable.

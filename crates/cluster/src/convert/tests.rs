@@ -120,6 +120,27 @@ fn a_scheduler_that_is_not_known_is_named_and_the_nodes_own_taken() {
 }
 
 #[test]
+fn what_becomes_of_tcp_when_its_endpoint_is_gone_is_said_by_annotation() {
+    let asking = |asked: &str| {
+        let spec = json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]});
+        let metadata = json!({"name": "web", "namespace": "default", "annotations": {TCP_WHEN_ENDPOINT_GONE: asked}});
+        service(&serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap())
+    };
+    for (asked, after_s) in [("leave", None), ("reset", Some(0)), ("30s", Some(30)), ("24h", Some(86_400))] {
+        let converted = asking(asked);
+        assert_eq!(converted.object.as_ref().unwrap().reset_after, after_s.map(Duration::from_secs), "{asked}");
+        assert_eq!(problems(&converted), Vec::<String>::new(), "{asked}");
+    }
+    for asked in ["", "s", "+3s", "25h", "99999999999999999999s", "kill", "1\u{e4}"] {
+        let converted = asking(asked);
+        assert_eq!(converted.object.as_ref().unwrap().reset_after, None, "{asked}");
+        let problem =
+            format!("metadata.annotations[{TCP_WHEN_ENDPOINT_GONE}]: {asked:?} is not known here; leave is taken");
+        assert_eq!(problems(&converted), [problem]);
+    }
+}
+
+#[test]
 fn a_bad_part_of_a_service_is_left_out_and_named() {
     let converted = service_of(json!({
         "type": "NodePort", "clusterIPs": ["10.96.0.10", "10.96.0.11", "nonsense\u{1b}[2J"],

@@ -101,6 +101,7 @@ fn frontend(
         source_ranges,
         affinity: service.affinity,
         scheduler: service.scheduler,
+        reset_after: service.reset_after,
     }
 }
 

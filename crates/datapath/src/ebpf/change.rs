@@ -70,18 +70,17 @@ impl Change {
         self.set.is_empty() && self.removed.is_empty() && self.foreign.is_empty() && !self.attach
     }
 
-    /// Whether sockets may be left without their backend: something about frontends of UDP differs.
-    pub fn touches_udp(&self) -> bool {
-        let is_udp = |key: &Key| match key {
+    /// Whether sockets of a protocol may be left without their backend: something about its frontends differs.
+    pub fn touches(&self, protocol: Protocol) -> bool {
+        let is_its = |key: &Key| match key {
             Key::Frontend(
                 _,
-                FrontendKey::Address { protocol: Protocol::Udp, .. }
-                | FrontendKey::NodePort { protocol: Protocol::Udp, .. },
-            ) => true,
-            Key::Frontend(..) | Key::Slot(..) | Key::Node(_) => false,
+                FrontendKey::Address { protocol: its, .. } | FrontendKey::NodePort { protocol: its, .. },
+            ) => *its == protocol,
+            Key::Slot(..) | Key::Node(_) => false,
             Key::NodePortIp(_) => true,
         };
-        self.set.keys().chain(&self.removed).any(is_udp)
+        self.set.keys().chain(&self.removed).any(is_its)
     }
 
     /// The writes, in their order; each may be carried out twice.

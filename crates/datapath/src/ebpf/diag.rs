@@ -13,6 +13,8 @@ const ACKNOWLEDGE: u16 = 4;
 const DUMP: u16 = 0x300;
 /// TCP_ESTABLISHED; so UDP calls a connected socket.
 const ESTABLISHED: u8 = 1;
+const SYN_SENT: u8 = 2;
+const CLOSE_WAIT: u8 = 8;
 const HEADER: usize = 16;
 /// `struct inet_diag_sockid` and `struct inet_diag_msg`.
 const ID: usize = 48;
@@ -31,6 +33,14 @@ pub struct Connected {
     id: [u8; ID],
 }
 
+impl Connected {
+    /// One that cannot be: without addresses and ports.
+    pub fn nobody() -> Connected {
+        let peer = SocketAddr::from(([0, 0, 0, 0], 0));
+        Connected { family: Family::Ipv4, cookie: 0, peer, id: [0; ID] }
+    }
+}
+
 /// What the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
@@ -42,9 +52,13 @@ pub enum Answer {
     Acknowledged(i32),
 }
 
-/// Asks for all connected sockets of a family and protocol.
+/// Asks for all sockets of a family and protocol that are connected, or on their way to it.
 pub fn list(family: Family, protocol: Protocol) -> Vec<u8> {
-    request(BY_FAMILY, REQUEST | DUMP, family, protocol, 1 << ESTABLISHED, &[0; ID])
+    let states = match protocol {
+        Protocol::Tcp => 1 << ESTABLISHED | 1 << SYN_SENT | 1 << CLOSE_WAIT,
+        Protocol::Udp | Protocol::Sctp => 1 << ESTABLISHED,
+    };
+    request(BY_FAMILY, REQUEST | DUMP, family, protocol, states, &[0; ID])
 }
 
 /// Ends a socket: its process is told that the connection was aborted.

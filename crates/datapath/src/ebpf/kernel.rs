@@ -9,6 +9,7 @@
 //! A new daemon loads its own programs onto the maps that are there and puts them into the links, each in one step: no
 //! connection meets a node without them. Maps of another layout are filled before the links go over to them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::UdpSocket;
@@ -21,21 +22,23 @@ use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use signpost_core::object::Family;
+use signpost_core::object::{Family, Protocol};
 use tracing::{debug, info, warn};
 
 use super::change::{Change, Write};
-use super::layout::{LAYOUT, Table};
+use super::layout::{LAYOUT, Table, Value};
 use super::repair::Observed;
-use super::{stale, sys};
+use super::{count, stale, sys};
+use crate::counts::PortCounts;
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sockets.bpf.o"));
 /// So many entries go into one call.
 const BATCH: usize = 4096;
 /// So many are read by one call; more than any bucket of a hash map holds.
-const READ_BATCH: u32 = 1 << 15;
+pub(super) const READ_BATCH: u32 = 1 << 15;
 const MAPS: &str = "maps-";
 const LINKS: &str = "links";
+const LEFT_OUT: &str = "left_out";
 
 /// Where the programs hang, and how much the maps take.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +66,11 @@ impl Default for KernelConfig {
             remembered: 1 << 16,
         }
     }
+}
+
+/// As little as can be, to try what the kernel takes.
+fn least() -> KernelConfig {
+    KernelConfig { frontends: 1, slots: 1, remembered: 64, ..KernelConfig::default() }
 }
 
 /// Why the kernel's side of the socket hooks could not be read or written.
@@ -144,12 +152,14 @@ pub struct Kernel {
     loaded: Option<Object>,
     stale: Option<stale::Worker>,
     reads_only: bool,
+    /// Some frontend asks, or asked, that its TCP connections be ended.
+    ends_tcp: bool,
 }
 
 impl Kernel {
     /// Nothing is done before the first look.
     pub fn new(config: KernelConfig) -> Kernel {
-        Kernel { config, loaded: None, stale: None, reads_only: false }
+        Kernel { config, loaded: None, stale: None, reads_only: false, ends_tcp: false }
     }
 
     /// One that loads nothing and changes nothing: it looks at what is pinned.
@@ -172,6 +182,7 @@ impl Kernel {
             read(&map(object, table), family, table, &mut observed)?;
         }
         observed.attached = self.is_attached()?;
+        self.ends_tcp |= observed.entries.values().any(asks_for_ends);
         Ok(observed)
     }
 
@@ -216,8 +227,10 @@ impl Kernel {
         if change.attach {
             self.attach()?;
         }
-        if let Some(stale) = self.stale.as_ref().filter(|_| change.touches_udp() || change.attach) {
-            stale.look();
+        self.ends_tcp |= change.set.values().any(asks_for_ends);
+        let looks = change.touches(Protocol::Udp) || change.attach || self.ends_tcp && change.touches(Protocol::Tcp);
+        if let Some(stale) = self.stale.as_ref().filter(|_| looks) {
+            stale.look(stale::Order { tcp: self.ends_tcp });
         }
         Ok(())
     }
@@ -225,6 +238,42 @@ impl Kernel {
     /// How many sockets were ended because their backend went away.
     pub fn ended_sockets(&self) -> u64 {
         self.stale.as_ref().map_or(0, stale::Worker::ended)
+    }
+
+    /// What the programs counted, by the numbers that stand for Service ports. Nothing, before they were loaded.
+    ///
+    /// # Errors
+    /// The kernel does not give it.
+    pub fn counts(&self) -> Result<BTreeMap<u64, PortCounts>, KernelError> {
+        let map = self.loaded.iter().flat_map(|object| object.maps()).find(|map| map.name() == count::COUNTERS);
+        map.map_or_else(|| Ok(BTreeMap::new()), |map| count::read(&map))
+    }
+
+    /// From now on the sockets of these network namespaces are left alone, and no others are. Whether it could be said: it
+    /// cannot before the programs were loaded.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn leave_out(&self, networks: &BTreeSet<u64>) -> Result<bool, KernelError> {
+        let Some(map) = self.loaded.iter().flat_map(|object| object.maps()).find(|map| map.name() == LEFT_OUT) else {
+            return Ok(false);
+        };
+        let failed = |source| KernelError::Map { op: "write", table: LEFT_OUT, source };
+        for key in map.keys().collect::<Vec<_>>() {
+            let network = key.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
+            if !network.is_some_and(|network| networks.contains(&network)) {
+                map.delete(&key).map_err(failed)?;
+            }
+        }
+        for network in networks {
+            map.update(&network.to_ne_bytes(), &1_u32.to_ne_bytes(), MapFlags::ANY).map_err(failed)?;
+        }
+        Ok(true)
+    }
+
+    /// The most frontends and slots.
+    pub fn sizes(&self) -> (u32, u32) {
+        (self.config.frontends, self.config.slots)
     }
 
     /// Takes the programs away from the control group and removes the maps; tells whether there was anything.
@@ -366,6 +415,11 @@ impl Kernel {
     }
 }
 
+/// Whether it is a frontend whose TCP connections are to be ended when their endpoint is gone.
+fn asks_for_ends(value: &Value) -> bool {
+    matches!(value, Value::Frontend(frontend) if frontend.reset_after_s.is_some())
+}
+
 /// A control group's directory, open, and the number by which links know it.
 struct Cgroup {
     path: PathBuf,
@@ -393,20 +447,43 @@ pub fn cgroup2_mount() -> io::Result<PathBuf> {
 /// It does not.
 pub fn try_load() -> Result<(), KernelError> {
     tell_libbpf();
-    let least = KernelConfig { frontends: 1, slots: 1, remembered: 64, ..KernelConfig::default() };
-    load(&least, None).map(drop)
+    load(&least(), None).map(drop)
+}
+
+/// The programs' names.
+pub(super) fn programs() -> Vec<String> {
+    tell_libbpf();
+    let open = ObjectBuilder::default().open_memory(OBJECT).expect("it was compiled with this program");
+    open.progs().map(|program| program.name().to_string_lossy().into_owned()).collect()
+}
+
+/// Whether the kernel takes one of the programs, with its maps; both are gone when this returns.
+///
+/// # Errors
+/// It does not.
+pub(super) fn try_load_alone(program: &str) -> Result<(), KernelError> {
+    tell_libbpf();
+    load_some(&least(), None, |name| name == program).map(drop)
 }
 
 fn load(config: &KernelConfig, maps: Option<&Path>) -> Result<Object, KernelError> {
+    load_some(config, maps, |_| true)
+}
+
+fn load_some(config: &KernelConfig, maps: Option<&Path>, which: impl Fn(&str) -> bool) -> Result<Object, KernelError> {
     let netns = UdpSocket::bind(("127.0.0.1", 0)).or_else(|_| UdpSocket::bind(("0.0.0.0", 0)));
     let netns = netns.and_then(|socket| sys::netns_cookie(&socket)).map_err(KernelError::Namespace)?;
     let mut open = ObjectBuilder::default().open_memory(OBJECT).map_err(KernelError::Load)?;
+    for mut program in open.progs_mut() {
+        let wanted = which(&program.name().to_string_lossy());
+        program.set_autoload(wanted);
+    }
     for mut map in open.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
         let size = match name.as_str() {
             "frontends" => Some(config.frontends),
             "slots" => Some(config.slots),
-            "peers" | "flows" | "affinities" => Some(config.remembered),
+            "peers" | "flows" | "affinities" | "counters" => Some(config.remembered),
             _ => None,
         };
         if let Some(size) = size {

@@ -12,7 +12,7 @@ use signpost_core::object::{Family, Protocol};
 use signpost_core::plan::FrontendKey;
 
 /// Raised with every change of a structure or a map. Maps of another layout are left behind.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 /// A map that the daemon writes and the programs read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,6 +87,8 @@ pub struct FrontendValue {
     pub affinity_s: u32,
     /// Only some sources may use it.
     pub guarded: bool,
+    /// Seconds after which a TCP connection is ended whose endpoint is gone; `None`: never.
+    pub reset_after_s: Option<u32>,
 }
 
 /// What one kind of client meets.
@@ -183,14 +185,7 @@ impl Value {
     pub fn read(table: Table, bytes: &[u8]) -> Option<Value> {
         let mut fields = Fields(bytes);
         let value = match table {
-            Table::Frontends => Value::Frontend(FrontendValue {
-                from_pod: route_of(&mut fields)?,
-                from_node: route_of(&mut fields)?,
-                from_elsewhere: route_of(&mut fields)?,
-                service: u64::from_ne_bytes(fields.take()?),
-                affinity_s: u32::from_ne_bytes(fields.take()?),
-                guarded: u32::from_ne_bytes(fields.take()?) == GUARDED,
-            }),
+            Table::Frontends => Value::Frontend(frontend_of(&mut fields)?),
             Table::Slots => Value::Backend(endpoint_of(bytes)?),
             Table::NodePortIps => Value::Member,
             Table::Nodes => Value::Node(NodeValue { pods_known: u32::from_ne_bytes(fields.take()?) != 0 }),
@@ -200,6 +195,7 @@ impl Value {
 }
 
 const GUARDED: u32 = 1;
+const RESET: u32 = 2;
 
 impl FrontendValue {
     /// In the order of the C array.
@@ -211,7 +207,10 @@ impl FrontendValue {
         let mut bytes: Vec<u8> = self.routes().iter().flat_map(route).collect();
         bytes.extend(self.service.to_ne_bytes());
         bytes.extend(self.affinity_s.to_ne_bytes());
-        bytes.extend(if self.guarded { GUARDED } else { 0 }.to_ne_bytes());
+        let flags = if self.guarded { GUARDED } else { 0 } | if self.reset_after_s.is_some() { RESET } else { 0 };
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(self.reset_after_s.unwrap_or_default().to_ne_bytes());
+        bytes.extend(0_u32.to_ne_bytes());
         bytes
     }
 }
@@ -235,6 +234,23 @@ fn route_of(fields: &mut Fields<'_>) -> Option<RouteValue> {
         2 => Some(RouteValue::Backends { set, count, masquerade: masquerade != 0 }),
         _ => None,
     }
+}
+
+fn frontend_of(fields: &mut Fields<'_>) -> Option<FrontendValue> {
+    let routes = [route_of(fields)?, route_of(fields)?, route_of(fields)?];
+    let service = u64::from_ne_bytes(fields.take()?);
+    let affinity_s = u32::from_ne_bytes(fields.take()?);
+    let flags = u32::from_ne_bytes(fields.take()?);
+    let grace_s = u32::from_ne_bytes(fields.take()?);
+    Some(FrontendValue {
+        from_pod: routes[0],
+        from_node: routes[1],
+        from_elsewhere: routes[2],
+        service,
+        affinity_s,
+        guarded: flags & GUARDED != 0,
+        reset_after_s: (flags & RESET != 0).then_some(grace_s),
+    })
 }
 
 fn frontend(address: [u8; 16], protocol: Protocol, port: NonZeroU16, place: u8) -> Vec<u8> {
@@ -328,6 +344,7 @@ mod tests {
                 service: 11,
                 affinity_s: 10_800,
                 guarded: true,
+                reset_after_s: Some(30),
             };
             let values = [
                 (Table::Frontends, Value::Frontend(value)),

@@ -18,19 +18,24 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use signpost_core::object::Family;
+use signpost_core::object::{Family, ServicePortName};
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 
+use self::layout::Table;
 use crate::Datapath;
+use crate::counts::{PortCounts, Room};
 use crate::locate::{Found, Locate, Location};
 use crate::nftables::{self, Nftables, NftablesConfig, NftablesError};
 
 pub mod change;
+mod count;
 mod diag;
+pub mod features;
 pub mod kernel;
 pub mod layout;
 mod locate;
+pub mod pods;
 pub mod program;
 pub mod repair;
 mod stale;
@@ -177,6 +182,28 @@ impl Datapath for Ebpf {
             self.node.maps_alone.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    fn counts(&mut self, plan: &NodePlan) -> Result<BTreeMap<ServicePortName, PortCounts>, EbpfError> {
+        let mut all = self.node.kernel().counts()?;
+        let ports: BTreeSet<_> = plan.frontends.values().map(|frontend| &frontend.service_port).collect();
+        let of_port =
+            |port: &ServicePortName| Some((port.clone(), all.remove(&program::service_id(self.family, port))?));
+        Ok(ports.into_iter().filter_map(of_port).collect())
+    }
+
+    fn room(&self, program: &Program) -> Vec<Room> {
+        let (frontends, slots) = self.node.kernel().sizes();
+        let room = |map: Table, used: usize, most, flag| Room {
+            map: map.name(),
+            used: used as u64,
+            most: u64::from(most),
+            flag,
+        };
+        vec![
+            room(Table::Frontends, program.sockets.frontends.len(), frontends, "--ebpf-frontends"),
+            room(Table::Slots, program.sockets.slots(), slots, "--ebpf-backends"),
+        ]
     }
 
     fn generation(&mut self) -> Option<u32> {

@@ -168,6 +168,7 @@ impl Entry {
             service: service_id(family, &frontend.service_port),
             affinity_s: frontend.affinity.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX)),
             guarded: !frontend.source_ranges.is_empty(),
+            reset_after_s: frontend.reset_after.map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX)),
         };
         Some(Entry { value, sets: sets.into_iter().map(|(_, id, backends)| (id, backends)).collect() })
     }

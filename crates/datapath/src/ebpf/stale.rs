@@ -1,25 +1,28 @@
 //! Ends sockets that are connected to a backend which is none any more: a connected UDP socket would go on sending to nobody,
-//! and no later call of its process would let it choose anew.
+//! and no later call of its process would let it choose anew. TCP connections are ended only where the Service asks for it,
+//! at once or after a grace.
 //!
 //! ```text
-//! a change of UDP frontends ─▶ every network namespace with a process of the node ─▶ its connected sockets
+//! a change of frontends ─▶ every network namespace with a process of the node ─▶ its connected sockets
 //!    ─▶ those that came through a frontend (the map of peers) ─▶ no backend of it now? ─▶ ended
 //! ```
 //!
 //! Only the maps are asked, the same that the programs read: so it needs no memory of what was, and what became stale while
-//! no daemon ran is found as well. A socket that was connected to the pod itself is in no map and stays.
+//! no daemon ran is found as well. A socket that was connected to the pod itself is in no map and stays. A grace is counted
+//! from the first look that finds a socket without its backend, so that a restart of the daemon begins it anew.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::sched::{CloneFlags, setns};
@@ -27,11 +30,11 @@ use nix::sys::socket::sockopt::ReceiveTimeout;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket};
 use nix::sys::time::{TimeVal, TimeValLike};
 use signpost_core::object::{Family, Protocol};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::diag::{self, Answer, Connected};
 use super::layout::{Key, Table, Value, endpoint, endpoint_of};
-use super::walk::{Maps, leads_to};
+use super::walk::{Maps, ends_after_s};
 
 /// The pause between two looks at all sockets.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -43,9 +46,19 @@ const ANSWER_BYTES: usize = 1 << 16;
 /// The thread that looks. It ends when this is dropped, after a look that runs.
 #[derive(Debug)]
 pub struct Worker {
-    orders: Sender<()>,
+    orders: Sender<Order>,
     ended: Arc<AtomicU64>,
 }
+
+/// What is looked at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Order {
+    /// TCP as well: some frontend asks that its connections be ended.
+    pub tcp: bool,
+}
+
+/// Since when sockets are without their backend: by cookie and peer.
+type Since = BTreeMap<(u64, SocketAddr), Instant>;
 
 /// The kernel's own maps.
 pub(super) struct LiveMaps {
@@ -70,9 +83,9 @@ impl Worker {
         Ok(Worker { orders, ended })
     }
 
-    /// Something about UDP frontends changed. Does not wait.
-    pub(super) fn look(&self) {
-        if self.orders.send(()).is_err() {
+    /// Something about frontends changed. Does not wait.
+    pub(super) fn look(&self, order: Order) {
+        if self.orders.send(order).is_err() {
             warn!("the thread that ends stale sockets has ended");
         }
     }
@@ -83,34 +96,83 @@ impl Worker {
     }
 }
 
-fn work(maps: &LiveMaps, cgroup: &Path, orders: &Receiver<()>, ended: &AtomicU64) {
-    while orders.recv().is_ok() {
-        while orders.try_recv().is_ok() {} // what came meanwhile is looked at together
-        match look(maps, cgroup) {
-            Ok(0) => debug!("no socket has lost its backend"),
-            Ok(count) => {
-                ended.fetch_add(count, Ordering::Relaxed);
-                info!(count, "sockets whose backend is gone are ended");
-            }
-            Err(error) => warn!(%error, "sockets may be left with a backend that is gone"),
+fn work(maps: &LiveMaps, cgroup: &Path, orders: &Receiver<Order>, ended: &AtomicU64) {
+    let mut since = Since::new();
+    let (mut tcp, mut due) = (false, None);
+    loop {
+        match wait(orders, due) {
+            Ok(order) => tcp |= order.tcp,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
         }
+        orders.try_iter().for_each(|order| tcp |= order.tcp); // what came meanwhile is looked at together
+        let mut look = Look { maps, before: std::mem::take(&mut since), since: Since::new(), due: None, ended: 0 };
+        let looked = look.all(cgroup, if tcp { &[Protocol::Udp, Protocol::Tcp] } else { &[Protocol::Udp] });
+        if let Err(error) = looked {
+            warn!(%error, "sockets may be left with a backend that is gone");
+        }
+        if look.ended > 0 {
+            ended.fetch_add(look.ended, Ordering::Relaxed);
+            info!(count = look.ended, "sockets whose backend is gone are ended");
+        }
+        (since, due) = (look.since, look.due);
         thread::sleep(PAUSE); // the most that a storm of changes may take of the machine
     }
 }
 
-fn look(maps: &LiveMaps, cgroup: &Path) -> io::Result<u64> {
-    let mut ended = 0;
-    for netns in namespaces(cgroup)? {
-        setns(netns, CloneFlags::CLONE_NEWNET)?;
-        for family in [Family::Ipv4, Family::Ipv6] {
-            ended += look_in_here(maps, family)?;
-        }
+/// The next order, or the end of a grace.
+fn wait(orders: &Receiver<Order>, due: Option<Instant>) -> Result<Order, RecvTimeoutError> {
+    match due {
+        Some(due) => orders.recv_timeout(due.saturating_duration_since(Instant::now())),
+        None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
     }
-    Ok(ended)
+}
+
+/// A look at all sockets of the node.
+struct Look<'a> {
+    maps: &'a LiveMaps,
+    /// Of the look before.
+    before: Since,
+    since: Since,
+    /// The next end of a grace.
+    due: Option<Instant>,
+    ended: u64,
+}
+
+impl Look<'_> {
+    fn all(&mut self, cgroup: &Path, protocols: &[Protocol]) -> io::Result<()> {
+        for netns in namespaces(cgroup)? {
+            setns(netns, CloneFlags::CLONE_NEWNET)?;
+            for protocol in protocols {
+                for family in [Family::Ipv4, Family::Ipv6] {
+                    self.here(family, *protocol)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// In the network namespace that the thread is in.
+    fn here(&mut self, family: Family, protocol: Protocol) -> io::Result<()> {
+        let socket = open()?;
+        for found in list(&socket, family, protocol)? {
+            let Some(after_s) = self.maps.ends_after_s(&found, protocol) else { continue };
+            let (key, now) = ((found.cookie, found.peer), Instant::now());
+            let since = self.before.get(&key).copied().unwrap_or(now);
+            let end = since + Duration::from_secs(after_s.into());
+            if end <= now {
+                self.ended += u64::from(destroy(&socket, &found, protocol)?);
+            } else {
+                self.since.insert(key, since);
+                self.due = Some(self.due.map_or(end, |due| due.min(end)));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The network namespaces of all processes in a control group and below it, each once.
-fn namespaces(cgroup: &Path) -> io::Result<Vec<File>> {
+pub(super) fn namespaces(cgroup: &Path) -> io::Result<Vec<File>> {
     let (mut groups, mut seen, mut found) = (vec![cgroup.to_owned()], BTreeSet::new(), Vec::new());
     while let Some(group) = groups.pop() {
         // A group or a process may end while it is looked at.
@@ -132,26 +194,14 @@ fn namespaces(cgroup: &Path) -> io::Result<Vec<File>> {
     Ok(found)
 }
 
-/// In the network namespace that the thread is in.
-fn look_in_here(maps: &LiveMaps, family: Family) -> io::Result<u64> {
-    let socket = open()?;
-    let mut ended = 0;
-    for found in list(&socket, family)? {
-        if maps.is_stale(&found) && destroy(&socket, &found)? {
-            ended += 1;
-        }
-    }
-    Ok(ended)
-}
-
 fn open() -> nix::Result<OwnedFd> {
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkSockDiag)?;
     setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(PATIENCE_S))?;
     Ok(socket)
 }
 
-fn list(socket: &OwnedFd, family: Family) -> io::Result<Vec<Connected>> {
-    send(socket.as_raw_fd(), &diag::list(family, Protocol::Udp), MsgFlags::empty())?;
+fn list(socket: &OwnedFd, family: Family, protocol: Protocol) -> io::Result<Vec<Connected>> {
+    send(socket.as_raw_fd(), &diag::list(family, protocol), MsgFlags::empty())?;
     let (mut found, mut buffer) = (Vec::new(), vec![0; ANSWER_BYTES]);
     loop {
         let count = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
@@ -165,9 +215,22 @@ fn list(socket: &OwnedFd, family: Family) -> io::Result<Vec<Connected>> {
     }
 }
 
+/// Whether the kernel ends sockets of a protocol when it is asked to. One that is nobody's is named to it.
+///
+/// # Errors
+/// It does not answer.
+pub(super) fn can_end(protocol: Protocol) -> io::Result<bool> {
+    let socket = open()?;
+    send(socket.as_raw_fd(), &diag::destroy(&Connected::nobody(), protocol), MsgFlags::empty())?;
+    let mut buffer = vec![0; ANSWER_BYTES];
+    let count = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+    // Looked for and not found.
+    Ok(diag::answers(&buffer[..count]).first() == Some(&Answer::Acknowledged(nix::libc::ENOENT)))
+}
+
 /// Whether it was still there.
-fn destroy(socket: &OwnedFd, found: &Connected) -> io::Result<bool> {
-    send(socket.as_raw_fd(), &diag::destroy(found, Protocol::Udp), MsgFlags::empty())?;
+fn destroy(socket: &OwnedFd, found: &Connected, protocol: Protocol) -> io::Result<bool> {
+    send(socket.as_raw_fd(), &diag::destroy(found, protocol), MsgFlags::empty())?;
     let mut buffer = vec![0; ANSWER_BYTES];
     let count = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
     match diag::answers(&buffer[..count]).first() {
@@ -179,12 +242,11 @@ fn destroy(socket: &OwnedFd, found: &Connected) -> io::Result<bool> {
 }
 
 impl LiveMaps {
-    /// Whether a socket came through a frontend that does not lead to its peer any more.
-    fn is_stale(&self, found: &Connected) -> bool {
+    /// See [`ends_after_s`]; a socket that came through no frontend stays.
+    fn ends_after_s(&self, found: &Connected, protocol: Protocol) -> Option<u32> {
         let key = [&found.cookie.to_ne_bytes()[..], &endpoint(found.peer), &[0; 4]].concat();
-        let Ok(Some(peer)) = self.peers.lookup(&key, MapFlags::ANY) else { return false };
-        let Some(frontend) = endpoint_of(&peer) else { return false };
-        !leads_to(self, frontend, Protocol::Udp, found.peer)
+        let peer = self.peers.lookup(&key, MapFlags::ANY).ok()??;
+        ends_after_s(self, endpoint_of(&peer)?, protocol, found.peer)
     }
 }
 

@@ -98,6 +98,16 @@ pub fn leads_to(maps: &impl Maps, frontend: SocketAddr, protocol: Protocol, back
     }
 }
 
+/// After how many seconds a socket is to be ended that came through a frontend to a backend; `None`: it stays, since the
+/// backend is still one, or since nobody asked for its end.
+pub fn ends_after_s(maps: &impl Maps, frontend: SocketAddr, protocol: Protocol, backend: SocketAddr) -> Option<u32> {
+    let after_s = match protocol {
+        Protocol::Udp => 0,
+        Protocol::Tcp | Protocol::Sctp => find_frontend(maps, frontend, protocol)?.reset_after_s?,
+    };
+    (!leads_to(maps, frontend, protocol, backend)).then_some(after_s)
+}
+
 /// By halving, as the slots of a set are sorted.
 fn is_backend(maps: &impl Maps, set: SetId, count: u32, backend: SocketAddr) -> bool {
     let (mut low, mut high) = (0, count);

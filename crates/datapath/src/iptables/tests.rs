@@ -303,6 +303,7 @@ fn frontend(service: &str, kind: FrontendKind, [from_pod, from_node, from_elsewh
         source_ranges: Arc::new([]),
         affinity: None,
         scheduler: None,
+        reset_after: None,
     }
 }
 

@@ -202,6 +202,7 @@ fn service(dice: &mut Dice) -> Service {
         external_policy: policy(dice),
         internal_policy: policy(dice),
         affinity: dice.percent(30).then(|| Duration::from_secs(10 + dice.below(2) as u64)),
+        reset_after: dice.percent(20).then(|| Duration::from_secs(dice.below(3) as u64)),
         health_check_node_port: dice.percent(10).then(|| number(32_000)),
         scheduler: dice.percent(20).then(|| dice.pick(&Scheduler::ALL)),
     }

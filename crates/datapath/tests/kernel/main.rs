@@ -10,6 +10,7 @@ mod flows;
 mod iptables;
 mod net;
 mod plans;
+mod sockets;
 #[allow(dead_code, reason = "shared with the crate's own tests, which use all of it")]
 #[path = "../../src/strategies.rs"]
 mod strategies;

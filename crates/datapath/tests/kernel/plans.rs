@@ -58,6 +58,7 @@ fn frontend(name: &str, kind: FrontendKind, routes: [Route; 3]) -> Frontend {
         source_ranges: Arc::new([]),
         affinity: None,
         scheduler: None,
+        reset_after: None,
     }
 }
 

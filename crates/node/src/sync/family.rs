@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use signpost_core::object::{Family, ObjectName, Protocol};
+use signpost_core::object::{Family, ObjectName, Protocol, ServicePortName};
 use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 use signpost_core::planner::{NodeConfig, Planner};
 use signpost_core::store::{Dirty, Store};
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::{Totals, Wanted, Worker, places};
+use signpost_datapath::counts::{PortCounts, Room};
 use tracing::{debug, error, info, warn};
 
 use super::Retry;
@@ -110,6 +111,19 @@ impl<D: Datapath> FamilySync<D> {
     /// See [`Datapath::generation`].
     pub fn generation(&mut self) -> Option<u32> {
         self.datapath.generation()
+    }
+
+    /// See [`Datapath::counts`].
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn counts(&mut self) -> Result<BTreeMap<ServicePortName, PortCounts>, D::Error> {
+        self.datapath.counts(self.planner.plan())
+    }
+
+    /// See [`Datapath::room`]; nothing before the first sync.
+    pub fn room(&self) -> Vec<Room> {
+        self.program.as_ref().map(|program| self.datapath.room(program)).unwrap_or_default()
     }
 
     /// The next sync plans anew with this.

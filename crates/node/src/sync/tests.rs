@@ -244,6 +244,7 @@ fn service(name: &str, number: u8) -> Service {
         external_policy: TrafficPolicy::Cluster,
         internal_policy: TrafficPolicy::Cluster,
         affinity: None,
+        reset_after: None,
         health_check_node_port: None,
         scheduler: None,
     }

@@ -182,6 +182,8 @@ impl Daemon {
             hostname_override: Some("n1".to_owned()),
             kubeconfig: Some(kubeconfig),
             cluster_cidr: Some("10.244.0.0/16,fd00:10:244::/48".parse().unwrap()),
+            // Not auto: the mode ebpf would be at the control group of the whole machine.
+            proxy_mode: flags.proxy_mode.or_else(|| "nftables".parse().ok()),
             ..flags
         };
         let options = NodeOptions::new(flags, Default::default(), None).unwrap();

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -77,7 +78,7 @@ fn compare_once(wanted: &Wanted, answer: &Listing<Value>) -> anyhow::Result<Repo
             .context("the daemon has programmed nothing yet: /healthz says what it waits for")?;
         let (family, listed) = (*family, listing.rows.clone());
         rows.extend(match answer.mode {
-            Mode::Ebpf => of_mode(&mut ebpf(family), family, wanted, listed, program)?,
+            Mode::Ebpf => of_mode(&mut ebpf(family, answer.process), family, wanted, listed, program)?,
             Mode::Nftables => of_mode(&mut nftables(family), family, wanted, listed, program)?,
             Mode::Iptables => of_mode(&mut iptables(family), family, wanted, listed, program)?,
             Mode::Ipvs => of_mode(&mut ipvs(family), family, wanted, listed, program)?,
@@ -99,7 +100,7 @@ pub(super) fn alone(wanted: &Wanted) -> anyhow::Result<Report> {
         if usable(probe::nftables(OsStr::new("nft")), "nftables") {
             let have = Node::reader(KernelConfig::default()).kernel().observe(family)?;
             if have.attached {
-                rows.extend(found(Mode::Ebpf, &mut modes, &mut ebpf(family), family)?);
+                rows.extend(found(Mode::Ebpf, &mut modes, &mut ebpf(family, None), family)?);
             } else {
                 rows.extend(found(Mode::Nftables, &mut modes, &mut nftables(family), family)?);
             }
@@ -125,9 +126,16 @@ fn nftables(family: Family) -> Nftables {
     Nftables::new(family, NftablesConfig { take_over: true, ..NftablesConfig::default() })
 }
 
-fn ebpf(family: Family) -> Ebpf {
+/// `daemon`: through whose eyes the bpf file system is looked at if this process does not see it.
+fn ebpf(family: Family, daemon: Option<u32>) -> Ebpf {
     let rules = NftablesConfig { take_over: true, ..NftablesConfig::default() };
-    Ebpf::new(family, Node::reader(KernelConfig::default()), rules)
+    let mut config = KernelConfig::default();
+    let inside = config.pins.strip_prefix("/").unwrap_or(&config.pins);
+    let seen = daemon.map(|process| Path::new("/proc").join(process.to_string()).join("root").join(inside));
+    if let Some(seen) = seen.filter(|seen| !config.pins.is_dir() && seen.is_dir()) {
+        config.pins = seen;
+    }
+    Ebpf::new(family, Node::reader(config), rules)
 }
 
 fn iptables(family: Family) -> Iptables {
@@ -213,6 +221,7 @@ fn unplanned(family: Family, frontend: FrontendKey, found: Found) -> Row {
         source_ranges: Vec::new(),
         ends: ends.map(|end| (Client::Elsewhere, *end)).into_iter().collect(),
         backends: found.backends.iter().map(|(address, weight)| Backend::unknown(*address, *weight)).collect(),
+        refused: None,
         locations: found.locations,
         planned: true,
     }

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Context;
 use signpost_core::plan::FrontendKind;
+use signpost_datapath::counts::BackendCounts;
 use signpost_datapath::locate::{End, Location};
 use signpost_node::rules::{Backend, Client, Row, State};
 
@@ -53,7 +54,7 @@ fn table(report: &Report, wide: bool) -> String {
 fn heads(wide: bool) -> Vec<String> {
     let mut heads = vec!["SERVICE", "FRONTEND", "BACKEND", "STATE", "WEIGHT", "POLICY", "AFFINITY"];
     if wide {
-        heads.extend(["NODE", "CLIENTS", "SOURCES"]);
+        heads.extend(["NODE", "CLIENTS", "SOURCES", "CONNECTIONS"]);
     }
     heads.push("WHERE");
     heads.into_iter().map(str::to_owned).collect()
@@ -92,12 +93,24 @@ fn row_lines(row: &Row, named: bool, wide: bool) -> Vec<Vec<String>> {
                 node.to_owned(),
                 backend.map(clients).unwrap_or_default(),
                 first(if sources.is_empty() { "any".to_owned() } else { sources }),
+                match backend {
+                    Some(backend) => backend.counts.map_or("-".to_owned(), connections),
+                    None => first(row.refused.map_or("-".to_owned(), |refused| format!("{refused} refused"))),
+                },
             ]);
         }
         line.push(places.get(at).cloned().unwrap_or_default());
         lines.push(line);
     }
     lines
+}
+
+/// How many there were, and of those how many came to nothing.
+fn connections(counts: BackendCounts) -> String {
+    match counts.unanswered {
+        0 => counts.connections.to_string(),
+        unanswered => format!("{} ({unanswered} unanswered)", counts.connections),
+    }
 }
 
 /// In the short table the first place, and what is wrong; else all.

@@ -64,6 +64,7 @@ fn frontend(kind: FrontendKind, backends: &[&str]) -> Frontend {
         source_ranges: Arc::new([]),
         affinity: None,
         scheduler: None,
+        reset_after: None,
     }
 }
 

@@ -12,9 +12,6 @@
 /* The most halvings that find one of 2^20 slots. */
 #define HALVINGS 21
 
-/* A function that the verifier looks at once, not at each call: else it walks every way through all of them. */
-#define SEPARATE __attribute__((noinline))
-
 static __always_inline int is_ipv4(const struct address *address)
 {
 	return !address->word[0] && !address->word[1] && address->word[2] == bpf_htonl(0xffff);

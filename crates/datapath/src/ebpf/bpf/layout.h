@@ -59,6 +59,8 @@ enum origin {
 enum frontend_flag {
 	/* Only some sources may use it. */
 	GUARDED = 1,
+	/* Its TCP connections are ended when their endpoint is gone for longer than grace_s. The programs do not look. */
+	RESET = 2,
 };
 
 struct frontend {
@@ -68,6 +70,8 @@ struct frontend {
 	/* Affinity of a client; 0: none. */
 	__u32 affinity_s;
 	__u32 flags;
+	__u32 grace_s;
+	__u32 zero;
 };
 
 struct slot_key {
@@ -107,6 +111,25 @@ struct affinity_key {
 	__u64 service;
 	/* The cookie of its network namespace: a pod has one. */
 	__u64 client;
+};
+
+/* What became of connections. */
+struct counter_key {
+	__u64 service;
+	struct endpoint backend;
+	__u32 zero;
+};
+
+struct counter {
+	/* That began. */
+	__u64 connections;
+	/* For want of an endpoint. */
+	__u64 refused;
+	/* Whose backend refused them or never answered; TCP alone. */
+	__u64 unanswered;
+	/* What ended connections had moved; TCP alone. */
+	__u64 sent_bytes;
+	__u64 received_bytes;
 };
 
 struct affinity {

@@ -8,6 +8,12 @@
 
 #include "layout.h"
 
+/* A function that the verifier looks at once, not at each call: else it walks every way through all of them. */
+#define SEPARATE __attribute__((noinline))
+
+/* Before a loop: written out, since Linux before 6.3 takes no loop whose last step runs on into its first. */
+#define UNROLLED _Pragma("unroll")
+
 /* Written by the daemon alone, memory as needed. */
 #define TABLE(NAME, KEY, VALUE)                                                                                        \
 	struct {                                                                                                       \
@@ -32,9 +38,12 @@ TABLE(slots, struct slot_key, struct endpoint);
 /* Those of the node's addresses at which node ports answer. */
 TABLE(node_port_ips, struct address, __u32);
 TABLE(nodes, __u32, struct node);
+/* Cookies of network namespaces whose sockets are left alone. */
+TABLE(left_out, __u64, __u32);
 
 MEMORY(peers, struct peer_key, struct peer);
 MEMORY(flows, struct flow_key, struct endpoint);
+MEMORY(counters, struct counter_key, struct counter);
 MEMORY(affinities, struct affinity_key, struct affinity);
 
 #endif

@@ -7,6 +7,7 @@
  *   sendmsg ─┘                                                    └─▶ refused, or left to the packets' rules
  *   recvmsg, getpeername ─▶ peers ─▶ the application sees the address that it asked for
  *   bind ─▶ a node port is taken, in the node's own network
+ *   sockops ─▶ counters: what became of connections that came through a frontend
  *
  * Who asks is told by the socket's network namespace: the node's own, or another, which is a pod's.
  */
@@ -16,9 +17,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "choose.h"
+#include "counters.h"
 
-/* How often a frontend is looked up again whose backends went away between two lookups. */
-#define TRIES 4
 /* How often a backend is drawn for a socket that has one of another frontend's at the same address. */
 #define DRAWS 4
 
@@ -29,6 +29,8 @@ enum verdict {
 	LEAVE,
 	REWRITE,
 	REFUSE,
+	/* The frontend's backends went away between two lookups. */
+	AGAIN,
 };
 
 struct client {
@@ -93,54 +95,78 @@ SEPARATE int choose_flow(const struct client *client, const struct frontend *fro
 	key.frontend = *to;
 	if (known_flow(route, &key, backend) && note_peer(client, to, backend, frontend->service))
 		return REWRITE;
+	UNROLLED
 	for (int i = 0; i < DRAWS; i++) {
 		if (!choose_backend(frontend, route, client->netns, backend))
 			return LEAVE;
 		if (note_peer(client, to, backend, frontend->service)) {
-			bpf_map_update_elem(&flows, &key, backend, BPF_ANY);
+			/* From the stack: Linux 6.1 takes no other memory. */
+			struct endpoint flow = *backend;
+
+			bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
+			count_connection(frontend->service, backend);
 			return REWRITE;
 		}
 	}
 	return LEAVE;
 }
 
+/* `AF_INET` of <sys/socket.h>, which programs of the kernel cannot include. */
+#define AF_INET 2
+
 /* What becomes of a destination; on REWRITE it is replaced. */
-SEPARATE int decide(const struct client *client, __u32 protocol, struct endpoint *to)
+SEPARATE int attempt(const struct client *client, __u32 protocol, struct endpoint *to)
 {
 	struct endpoint backend = {};
+	struct frontend *frontend;
+	struct route route;
+	enum origin origin;
+	__u64 netns;
 
 	if (!client || !to)
 		return LEAVE;
+	frontend = find_frontend(to, protocol);
+	if (!frontend || frontend->flags & GUARDED)
+		return LEAVE;
+	netns = client->netns;
+	if (bpf_map_lookup_elem(&left_out, &netns))
+		return LEAVE;
+	origin = origin_of(client, &to->address);
+	route = frontend->routes[origin];
+	if (route.action == REJECT) {
+		count_refused(frontend->service);
+		return REFUSE;
+	}
+	if (route.action != TO_BACKENDS || (route.masquerade && origin != FROM_NODE))
+		return LEAVE;
+	if (client->unconnected) {
+		if (choose_flow(client, frontend, &route, to, &backend) != REWRITE)
+			return slot(route.set, 0) ? LEAVE : AGAIN;
+	} else {
+		if (!choose_backend(frontend, &route, client->netns, &backend))
+			return AGAIN;
+		note_peer(client, to, &backend, frontend->service);
+		count_connection(frontend->service, &backend);
+	}
+	*to = backend;
+	return REWRITE;
+}
+
+/* The same, up to four times if the backends go away under it. Not in a loop, see UNROLLED. */
+static __always_inline int decide(const struct client *client, __u32 protocol, struct endpoint *to)
+{
+	int verdict;
+
 	if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
 		return LEAVE;
-	for (int i = 0; i < TRIES; i++) {
-		struct frontend *frontend = find_frontend(to, protocol);
-		struct route route;
-		enum origin origin;
-
-		if (!frontend || frontend->flags & GUARDED)
-			return LEAVE;
-		origin = origin_of(client, &to->address);
-		route = frontend->routes[origin];
-		if (route.action == REJECT)
-			return REFUSE;
-		if (route.action != TO_BACKENDS || (route.masquerade && origin != FROM_NODE))
-			return LEAVE;
-		if (client->unconnected) {
-			if (choose_flow(client, frontend, &route, to, &backend) != REWRITE) {
-				if (slot(route.set, 0))
-					return LEAVE;
-				continue;
-			}
-		} else {
-			if (!choose_backend(frontend, &route, client->netns, &backend))
-				continue;
-			note_peer(client, to, &backend, frontend->service);
-		}
-		*to = backend;
-		return REWRITE;
-	}
-	return LEAVE;
+	verdict = attempt(client, protocol, to);
+	if (verdict == AGAIN)
+		verdict = attempt(client, protocol, to);
+	if (verdict == AGAIN)
+		verdict = attempt(client, protocol, to);
+	if (verdict == AGAIN)
+		verdict = attempt(client, protocol, to);
+	return verdict;
 }
 
 static __always_inline struct client client_of(struct bpf_sock_addr *ctx, int unconnected)
@@ -277,6 +303,59 @@ static __always_inline int bind_to(struct bpf_sock_addr *ctx, struct endpoint *a
 	key.address.word[2] = bpf_htonl(0xffff);
 	if ((everywhere || is_ipv4(&at->address)) && bpf_map_lookup_elem(&frontends, &key))
 		return refuse(-EADDRINUSE);
+	return 1;
+}
+
+static __always_inline struct peer_key peer_key_of(struct bpf_sock_ops *ctx)
+{
+	struct peer_key key = { .cookie = bpf_get_socket_cookie(ctx) };
+
+	if (ctx->family == AF_INET) {
+		__u32 address = ctx->remote_ip4;
+
+		/* Else the compiler reads both families' through one computed pointer, which the verifier refuses. */
+		asm volatile("" : "+r"(address));
+		key.backend.address.word[2] = bpf_htonl(0xffff);
+		key.backend.address.word[3] = address;
+	} else {
+		key.backend.address.word[0] = ctx->remote_ip6[0];
+		key.backend.address.word[1] = ctx->remote_ip6[1];
+		key.backend.address.word[2] = ctx->remote_ip6[2];
+		key.backend.address.word[3] = ctx->remote_ip6[3];
+	}
+	key.backend.port = bpf_htons(bpf_ntohl(ctx->remote_port));
+	return key;
+}
+
+/* A TCP connection that came through a frontend is over. */
+static __always_inline void ended(struct bpf_sock_ops *ctx)
+{
+	struct peer_key key = peer_key_of(ctx);
+	struct peer *peer = bpf_map_lookup_elem(&peers, &key);
+	struct counter *counter = peer ? counter_of(peer->service, &key.backend) : 0;
+
+	if (!counter)
+		return;
+	if (ctx->args[0] == BPF_TCP_SYN_SENT) {
+		add(&counter->unanswered, 1);
+	} else {
+		add(&counter->sent_bytes, ctx->bytes_acked);
+		add(&counter->received_bytes, ctx->bytes_received);
+	}
+	bpf_map_delete_elem(&peers, &key);
+}
+
+SEC("sockops")
+int connections(struct bpf_sock_ops *ctx)
+{
+	if (ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB) {
+		struct peer_key key = peer_key_of(ctx);
+
+		if (bpf_map_lookup_elem(&peers, &key))
+			bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+	} else if (ctx->op == BPF_SOCK_OPS_STATE_CB && ctx->args[1] == BPF_TCP_CLOSE) {
+		ended(ctx);
+	}
 	return 1;
 }
 

@@ -369,7 +369,7 @@ fn a_lock_that_is_held_for_a_minute_is_told_and_what_waited_goes_in_afterwards()
     node.run_for(Duration::from_secs(60));
     let (family, reason) = node.sync.refusals().next().unwrap();
     assert!(family == Family::Ipv4 && reason.contains("another program has held /run/xtables.lock"), "{reason}");
-    assert!(node.metrics.text(None).contains("failures_total{ip_family=\"IPv4\"}"));
+    assert!(node.metrics.text(None, &Default::default()).contains("failures_total{ip_family=\"IPv4\"}"));
     assert!(node.kernel.with(|faulty| faulty.calls) - calls < 20, "each try waits for the lock");
     assert_eq!(node.sync.families[0].withheld(), 0, "no Service is to blame");
     node.kernel.with(|faulty| faulty.locked = false);
@@ -415,7 +415,7 @@ fn one_refused_service_costs_the_others_nothing<D: InMemory>(mode: &str) {
         let told = node.sync.take_withheld();
         let [(Family::Ipv4, name, reason)] = &told[..] else { panic!("{told:?}") };
         assert!(*name == ObjectName::new("default", "s13") && reason.contains("a fault"), "{told:?}");
-        let text = node.metrics.text(None);
+        let text = node.metrics.text(None, &Default::default());
         assert!(text.contains("signpost_services_refused_by_kernel{ip_family=\"IPv4\"} 1\n"), "{text}");
         assert_eq!(node.sync.refusals().count(), 0, "the node itself is well");
     }
@@ -432,7 +432,11 @@ fn one_refused_service_costs_the_others_nothing<D: InMemory>(mode: &str) {
     node.kernel.with(|faulty| faulty.poison = None);
     node.run_for(Duration::from_secs(60));
     assert!(node.holds_the_plan());
-    assert!(node.metrics.text(None).contains("signpost_services_refused_by_kernel{ip_family=\"IPv4\"} 0\n"));
+    assert!(
+        node.metrics
+            .text(None, &Default::default())
+            .contains("signpost_services_refused_by_kernel{ip_family=\"IPv4\"} 0\n")
+    );
 }
 
 #[test]

@@ -1,0 +1,70 @@
+//! Pure. What became of the connections that came through a Service port, in modes that count them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Of one Service port, in one family, on this node, since the counting began.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortCounts {
+    /// Connections and datagrams for which there was no endpoint.
+    pub refused: u64,
+    /// By backend, also such as are none any more.
+    pub backends: BTreeMap<SocketAddr, BackendCounts>,
+}
+
+/// Of one backend of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BackendCounts {
+    /// TCP connections, connected UDP sockets, and unconnected ones that began to send there.
+    pub connections: u64,
+    /// TCP connections that it refused or did not answer.
+    pub unanswered: u64,
+    /// What TCP connections that are over had sent, as TCP counts: their opening and end are a byte each.
+    pub sent_bytes: u64,
+    /// The same for what they received.
+    pub received_bytes: u64,
+}
+
+/// How full a map of the kernel is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Its name.
+    pub map: &'static str,
+    /// Entries of one family.
+    pub used: u64,
+    /// The most that both families may have together.
+    pub most: u64,
+    /// The flag that gives more.
+    pub flag: &'static str,
+}
+
+impl PortCounts {
+    /// All backends together.
+    pub fn total(&self) -> BackendCounts {
+        let mut total = BackendCounts::default();
+        self.backends.values().for_each(|counts| total.add(counts));
+        total
+    }
+
+    /// Adds another's.
+    pub fn add(&mut self, other: &PortCounts) {
+        self.refused += other.refused;
+        for (backend, counts) in &other.backends {
+            self.backends.entry(*backend).or_default().add(counts);
+        }
+    }
+}
+
+impl BackendCounts {
+    /// Adds another's.
+    pub fn add(&mut self, other: &BackendCounts) {
+        self.connections += other.connections;
+        self.unanswered += other.unanswered;
+        self.sent_bytes += other.sent_bytes;
+        self.received_bytes += other.received_bytes;
+    }
+}
