@@ -23,7 +23,7 @@ use signpost_core::planner::NodePortAddresses;
 use signpost_datapath::ebpf::KernelConfig;
 use signpost_datapath::ipvs::IpvsConfig;
 
-use crate::findings::Look;
+use crate::look::Look;
 use crate::timeouts::Timeouts;
 pub use file::KubeProxyConfiguration;
 pub use ipvs::{IpvsFlags, SchedulerName};

@@ -7,19 +7,8 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+pub use crate::look::{Found, Look};
 use crate::metrics::Metrics;
-
-/// Something that was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// The code of its cause.
-    pub code: &'static str,
-    /// In plain words.
-    pub cause: String,
-}
-
-/// Looks at the node of this name. It may take seconds, and runs on a thread of its own.
-pub type Look = fn(&str) -> Vec<Found>;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_secs(15);

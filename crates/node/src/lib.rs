@@ -17,6 +17,7 @@ pub mod handover;
 pub mod instance;
 pub mod kernel_settings;
 pub mod left_out;
+pub mod look;
 pub mod metrics;
 pub mod mode;
 pub mod node_cache;
