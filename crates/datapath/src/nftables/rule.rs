@@ -177,7 +177,12 @@ impl Rule {
             Some(Match::Source(set)) => format!("{ip} saddr @{set} "),
             Some(Match::Destination(set)) => format!("{ip} daddr @{set} "),
             Some(Match::SourceAndDestination(set)) => format!("{ip} saddr . {ip} daddr @{set} "),
-            Some(Match::FrontendAndSource(set)) => format!("{} . {ip} saddr @{set} ", frontend(Place::Address, ip)),
+            Some(Match::FrontendAndSource(set)) => {
+                // In a set with ranges nft turns the bytes of `meta l4proto` round, which Linux 6.12.117 refuses for one byte. A packet
+                // of IPv6 with extension headers is then in no range, and dropped.
+                let protocol = if family == Family::Ipv4 { "ip protocol" } else { "ip6 nexthdr" };
+                format!("{ip} daddr . {protocol} . th dport . {ip} saddr @{set} ")
+            }
             Some(Match::Marked) => format!("meta mark and {MASQUERADE_MARK:#x} == {MASQUERADE_MARK:#x} "),
             Some(Match::Tcp) => "meta l4proto tcp ".to_owned(),
             Some(Match::Held(held)) => is_held(held, ip),
