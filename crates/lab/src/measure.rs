@@ -23,7 +23,7 @@ use signpost_diagnose::address::{PodName, Source};
 use signpost_diagnose::snapshot::Snapshot;
 use signpost_diagnose::trace::Trace;
 use signpost_diagnose::trace::kernel_trace::{self, TABLE};
-use signpost_diagnose::trace::measured::{Attempt, Measured, measured, sightings};
+use signpost_diagnose::trace::measured::{Attempt, Measured, measured, sightings, unseen};
 
 use crate::netns::Netns;
 use crate::sockets::{Kind, Sockets};
@@ -133,7 +133,8 @@ pub fn measure(
     let deadline = Instant::now() + CAUGHT_UP;
     loop {
         let found = look();
-        if found.disagreements.is_empty() || Instant::now() > deadline {
+        let is_whole = found.disagreements.is_empty() && unseen(&found, computed).is_empty();
+        if is_whole || Instant::now() > deadline {
             return Ok(found);
         }
         std::thread::sleep(LOOK); // neither tool tells that it has caught up

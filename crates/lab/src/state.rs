@@ -183,7 +183,8 @@ impl Drop for LabDir {
 /// # Errors
 /// It lives, or something could not be removed.
 pub fn clear_dead(name: &str) -> Result<bool, LabError> {
-    if !Path::new(LABS).join(name).exists() && !lock_path(name).exists() {
+    let cgroup = Cgroup::labs().map_err(|source| LabError::Cgroup { source })?.child(name);
+    if !Path::new(LABS).join(name).exists() && !lock_path(name).exists() && !cgroup.path().exists() {
         return Ok(false);
     }
     LabDir::take(name, None, false)?.remove()?;

@@ -169,6 +169,18 @@ pub fn measured(all: Vec<Sighting>, rules: Vec<RuleSeen>, attempt: &Attempt<'_>,
     Measured { outcome, request, reply, rules, disagreements }
 }
 
+/// The nodes that the packet or its answer passes by the way that it took, and where it was not seen yet: each place tells in
+/// its own time what it saw.
+pub fn unseen<'a>(found: &Measured, computed: &'a Trace) -> BTreeSet<&'a str> {
+    let Some(way) = way_taken(&found.request, computed) else { return BTreeSet::new() };
+    let missing = |hops: &'a [Hop], seen: &[Sighting]| -> BTreeSet<&'a str> {
+        let nodes = hops.iter().filter_map(|hop| hop.node.as_deref());
+        let is_seen = |node: &&str| seen.iter().any(|one| one.place.strip_prefix("node ") == Some(node));
+        nodes.filter(|node| !is_seen(node)).collect()
+    };
+    &missing(&way.forward, &found.request) | &missing(&way.reply, &found.reply)
+}
+
 fn of_connection(all: &[Sighting], attempt: &Attempt<'_>) -> (Vec<Sighting>, Vec<Sighting>) {
     let is_first = |seen: &&Sighting| {
         !seen.is_reply && seen.place == attempt.from && seen.header.source.port() == attempt.client.port()
@@ -365,6 +377,43 @@ mod tests {
         // Nothing was computed, so that they disagree, and both are told.
         assert!(found.disagreements[0].contains("10.244.2.3 -> 10.96.0.10:80, then 10.244.2.3 -> 10.244.1.2:8080"));
         assert!(text(&found).contains("+100 us"));
+    }
+
+    #[test]
+    fn a_node_on_the_way_that_told_nothing_yet_is_waited_for() {
+        let hop = |node: Option<&str>, place: &str, destination: &str| {
+            let header = serde_json::json!({"source": "10.244.2.3:40000", "destination": destination});
+            serde_json::json!({
+                "number": 1, "node": node, "place": place, "action": "", "before": header, "after": header, "rules": [],
+                "evidence": "computed",
+            })
+        };
+        let forward = [
+            hop(Some("n2"), "pod client", "10.96.0.10:80"),
+            hop(None, "wire n2 to n1", "10.244.1.2:8080"),
+            hop(Some("n1"), "pod web", "10.244.1.2:8080"),
+        ];
+        let way = serde_json::json!({"fate": "", "share": 1.0, "answers": true, "forward": forward, "reply": []});
+        let computed: Trace = serde_json::from_value(serde_json::json!({
+            "apiVersion": "signpost.io/v1", "kind": "Trace", "from": "client", "to": "10.96.0.10:80",
+            "packet": {"source": "10.244.2.3:40000", "destination": "10.96.0.10:80"}, "protocol": "TCP", "family": "ipv4",
+            "frontend": null, "vanishesAt": null, "backends": [], "outcome": "", "reached": true, "ways": [way],
+            "assumptions": [],
+        }))
+        .unwrap();
+        let mut found = Measured {
+            outcome: String::new(),
+            request: [sightings("pod client", CLIENT), sightings("pod web", &NODE.replace("Out", "In "))].concat(),
+            reply: Vec::new(),
+            rules: Vec::new(),
+            disagreements: Vec::new(),
+        };
+        found.request.retain(|seen| !seen.is_reply && seen.key == Key::FirstByte(u32::MAX));
+        assert_eq!(unseen(&found, &computed), BTreeSet::from(["n1", "n2"]));
+        let by_node = sightings("node n2", NODE).into_iter().filter(|seen| !seen.is_reply);
+        found.request.extend(by_node.take(1));
+        found.request.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+        assert_eq!(unseen(&found, &computed), BTreeSet::from(["n1"]));
     }
 
     #[test]

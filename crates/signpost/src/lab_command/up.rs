@@ -8,14 +8,16 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use signpost_lab::spec::{LoadBalancing, SpecError};
-use signpost_lab::{DEFAULT_NAME, Families, Lab, LabSpec, control, spawner};
+use signpost_lab::{DEFAULT_NAME, Families, Lab, LabError, LabSpec, control, spawner};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+/// What is left of the runtime gets so long to end.
+const LAST: Duration = Duration::from_secs(5);
 /// The supervisor's last word to the process that started it.
 const UP: &str = "UP";
 
@@ -105,8 +107,9 @@ fn images(given: &[String]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
 /// Runs the lab in this process until it is told to end.
 fn supervise(spec: LabSpec, to_background: bool) -> anyhow::Result<ExitCode> {
     super::log(!to_background);
+    let name = spec.name.clone();
     let runtime = tokio::runtime::Runtime::new()?;
-    runtime.block_on(async {
+    let came_up = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = hang_up()?;
@@ -120,7 +123,7 @@ fn supervise(spec: LabSpec, to_background: bool) -> anyhow::Result<ExitCode> {
         let lab = tokio::select! {
             lab = Lab::start_telling(spec, |step| println!("{step}")) => lab?,
             // What was made so far goes with the future that was making it.
-            () = told() => return Ok(ExitCode::from(130)),
+            () = told() => return anyhow::Ok(false),
         };
         let listener = control::listener(&lab)?;
         if to_background {
@@ -130,8 +133,16 @@ fn supervise(spec: LabSpec, to_background: bool) -> anyhow::Result<ExitCode> {
             print!("{}", how_to_use(lab.record()));
         }
         control::serve(lab, listener, told()).await?;
-        Ok(ExitCode::SUCCESS)
-    })
+        Ok(true)
+    })?;
+    // Whatever was at work in another thread just then ends here, and what it made after all had been cleared is cleared.
+    runtime.shutdown_timeout(LAST);
+    match signpost_lab::state::clear_dead(&name) {
+        // Another has the name by now, and cleared it.
+        Ok(_) | Err(LabError::NameTaken { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(if came_up { ExitCode::SUCCESS } else { ExitCode::from(130) })
 }
 
 /// The end of the terminal; `None`: whoever started this (nohup) wants it ignored.
