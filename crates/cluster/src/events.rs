@@ -26,6 +26,10 @@ const QUEUE: usize = 64;
 const AGAIN: Duration = Duration::from_secs(45 * 60);
 /// Between two Events, so that a thousand bad objects do not press the API.
 const PACE: Duration = Duration::from_millis(200);
+/// How long the API may take to write one.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How often it is asked that does not answer.
+const TRIES: usize = 3;
 
 /// Something that an object's owner should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,11 +64,13 @@ impl Reporter {
         Reporter { queue }
     }
 
-    /// Never waits: with a full queue the Event is left out.
-    pub fn report(&self, notice: impl Into<Notice>) {
-        if self.queue.try_send(notice.into()).is_err() {
+    /// Never waits: with a full queue the Event is left out. Whether it was taken.
+    pub fn report(&self, notice: impl Into<Notice>) -> bool {
+        let taken = self.queue.try_send(notice.into()).is_ok();
+        if !taken {
             debug!("an event was left out");
         }
+        taken
     }
 }
 
@@ -81,18 +87,31 @@ async fn post(client: Client, component: &'static str, node: String, mut waiting
         let event = Event { metadata: event.metadata, ..self::event(&notice, component, &node, Timestamp::now()) };
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-        match api.create(&PostParams::default(), &event).await {
-            Ok(_) => {
+        match create(&api, &event).await {
+            Ok(()) => {
                 told.insert(name, Instant::now());
             }
-            // Another node told it.
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                told.insert(name, Instant::now());
-            }
-            Err(error) => warn!(object = %notice.object, %error, "cannot write an event"),
+            Err(error) => warn!(object = %notice.object, error, "cannot write an event"),
         }
         tokio::time::sleep(PACE).await;
     }
+}
+
+/// Writes an Event; that another node wrote it is as well. An API that does not answer is asked again: a connection may have
+/// been cut while nothing went over it.
+async fn create(api: &Api<Event>, event: &Event) -> Result<(), String> {
+    let mut why = String::new();
+    for _ in 0..TRIES {
+        match tokio::time::timeout(ANSWER, api.create(&PostParams::default(), event)).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => return Ok(()),
+            Ok(Err(kube::Error::Api(status))) => return Err(status.to_string()),
+            Ok(Err(error)) => why = error.to_string(),
+            Err(_) => why = format!("no answer in {} s", ANSWER.as_secs()),
+        }
+        tokio::time::sleep(PACE).await;
+    }
+    Err(why)
 }
 
 /// The uid of a Service that was named without one: `kubectl describe` shows no Event that lacks it. Asked by a list, for

@@ -306,7 +306,9 @@ async fn drive<D>(
         let due = sync.due();
         if due.is_some_and(|due| due <= Instant::now()) {
             tokio::task::block_in_place(|| sync.step(&mut Instant::now));
-            sync.refusals().for_each(|(family, reason)| reporter.report(refusal(&node, family, reason)));
+            for (family, reason) in sync.refusals() {
+                reporter.report(refusal(&node, family, reason));
+            }
             for (family, service, reason) in sync.take_withheld() {
                 reporter.report(withheld(&node, family, &service, &reason));
             }

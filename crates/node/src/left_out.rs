@@ -96,8 +96,8 @@ pub async fn follow(client: Client, server: String, name: Arc<str>, node: Node, 
             continue;
         }
         for (pod, what) in known.suspects() {
-            if told.insert(pod.uid.clone()) {
-                reporter.report(notice(pod, what));
+            if !told.contains(&pod.uid) && reporter.report(notice(pod, what)) {
+                told.insert(pod.uid.clone());
                 warn!(pod = %pod.name, namespace = %pod.namespace, what, annotation = SOCKETS, "a pod works by addresses, and its sockets are rewritten");
             }
         }
