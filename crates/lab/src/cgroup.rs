@@ -6,6 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// How long the last process of a group may take to be gone.
+const BURIED: Duration = Duration::from_secs(20);
+
 /// A control group's directory. It is removed by `remove` only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
@@ -66,12 +69,13 @@ impl Cgroup {
         }
     }
 
-    /// Removes it and those below it; what ran in them must be dead or dying: waits for it, two seconds at most.
+    /// Removes it and those below it; what ran in them must be dead or dying: waits for it, as
+    /// long as a busy kernel may take to bury it.
     ///
     /// # Errors
     /// Something still runs there.
     pub fn remove(&self) -> io::Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + BURIED;
         loop {
             match self.remove_now() {
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {

@@ -158,10 +158,9 @@ impl LabDir {
 
     fn clear(&mut self) -> Result<(), LabError> {
         let Some(lock) = self.lock.take() else { return Ok(()) };
-        let cleared = clear_cgroup(&self.cgroup).and_then(|()| {
-            sweep(&self.dir, false)?;
-            sweep_base(&self.base, false)
-        });
+        // Each is removed whatever becomes of the others.
+        let parts = [clear_cgroup(&self.cgroup), sweep(&self.dir, false), sweep_base(&self.base, false)];
+        let cleared = parts.into_iter().collect::<Result<(), LabError>>();
         let path = lock_path(&self.name);
         // Removed while it is held: whoever waits for it sees that it is another file by then.
         let unlocked = ignore_missing(fs::remove_file(&path)).map_err(LabError::state("remove", path));
