@@ -1,6 +1,6 @@
 //! Keeps a zone equal to what the API says.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::{FutureExt, Stream, StreamExt};
@@ -24,13 +24,13 @@ const BATCH: usize = 128;
 pub struct SharedZone {
     zone: RwLock<Zone>,
     reach: Option<Reach>,
-    following: Option<JoinHandle<()>>,
+    following: OnceLock<JoinHandle<()>>,
 }
 
 impl SharedZone {
     /// A zone that nothing changes.
     pub fn fixed(zone: Zone) -> SharedZone {
-        SharedZone { zone: RwLock::new(zone), reach: None, following: None }
+        SharedZone { zone: RwLock::new(zone), reach: None, following: OnceLock::new() }
     }
 
     /// Begins to follow the API. Must be called inside a tokio runtime.
@@ -55,12 +55,12 @@ impl SharedZone {
                 Kind::Pod => watches.add::<Pod>(kind.name(), convert::pods),
             }
         }
-        let reach = Some(watches.reach());
-        Arc::new_cyclic(|this: &std::sync::Weak<SharedZone>| {
-            let (this, changes) = (this.clone(), watches.into_stream());
-            let following = Some(tokio::spawn(follow(this, changes, metrics)));
-            SharedZone { zone: RwLock::new(Zone::new(settings)), reach, following }
-        })
+        let (reach, following) = (Some(watches.reach()), OnceLock::new());
+        let shared = Arc::new(SharedZone { zone: RwLock::new(Zone::new(settings)), reach, following });
+        // Only now: a task that began before the zone is there would find it gone, and end.
+        let task = tokio::spawn(follow(Arc::downgrade(&shared), watches.into_stream(), metrics));
+        shared.following.get_or_init(|| task);
+        shared
     }
 
     /// To answer from.
@@ -91,7 +91,7 @@ impl SharedZone {
 
 impl Drop for SharedZone {
     fn drop(&mut self) {
-        if let Some(following) = &self.following {
+        if let Some(following) = self.following.get() {
             following.abort();
         }
     }

@@ -133,6 +133,16 @@ async fn becomes(zone: &SharedZone, asked: &str, expected: &str) {
     }
 }
 
+/// The API may answer before the caller of [`SharedZone::of`] has its zone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_zone_is_followed_however_fast_the_api_answers() {
+    let api = FakeApi::new();
+    for _ in 0..300 {
+        let zone = api.zone(&Arc::new(Metrics::new()));
+        assert!(zone.synced_within(DEADLINE).await, "waits for {:?}", zone.read().waits_for());
+    }
+}
+
 #[tokio::test]
 async fn a_zone_follows_the_api_and_keeps_what_it_knew_while_that_is_away() {
     let api = FakeApi::new();
