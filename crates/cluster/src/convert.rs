@@ -31,6 +31,9 @@ pub const IPVS_SCHEDULER: &str = "signpost.dev/ipvs-scheduler";
 /// The annotation of a Service that says what becomes of its TCP connections whose endpoint is gone: `leave`, `reset`, or a time such as
 /// `30s` after which they are reset.
 pub const TCP_WHEN_ENDPOINT_GONE: &str = "signpost.dev/tcp-when-endpoint-gone";
+/// The annotation of a Service that has its connections which live long spread anew after a scale-up: `10%/s within 20%` closes at most
+/// 10 % of them in a second until no backend has more than 20 % over its even share.
+pub const REBALANCE: &str = "signpost.dev/rebalance";
 /// The label that says which Service a slice belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 

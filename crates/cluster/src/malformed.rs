@@ -88,6 +88,9 @@ pub enum Problem {
     /// Source ranges are given, none can be read, and "no ranges" would mean "everyone".
     #[error("no range can be read; the load-balancer addresses are not served")]
     NoUsableRange,
+    /// Connections cannot both stay with a backend and be spread anew.
+    #[error("clients with sessionAffinity would be led back to where they were; off is taken")]
+    RebalanceWithAffinity,
     /// Not a port number.
     #[error("{value} is not in 1-65535; ignored")]
     PortOutOfRange {

@@ -122,6 +122,7 @@ fn service(number: u32) -> Service {
         internal_policy: TrafficPolicy::Cluster,
         affinity: None,
         reset_after: None,
+        rebalance: None,
         health_check_node_port: None,
         scheduler: None,
     }

@@ -34,6 +34,7 @@ pub(crate) fn service(name: &str, cluster_ips: &[&str]) -> Service {
         internal_policy: TrafficPolicy::Cluster,
         affinity: None,
         reset_after: None,
+        rebalance: None,
         health_check_node_port: None,
         scheduler: None,
     }

@@ -132,6 +132,15 @@ pub struct ServicePort {
     pub node_port: Option<NonZeroU16>,
 }
 
+/// How connections that live long are spread anew after a scale-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Rebalance {
+    /// How much more than its even share of the connections a backend may have, in percent of that share.
+    pub within_percent: u16,
+    /// The most that is closed in a second, in percent of a Service port's connections; never 0.
+    pub rate_percent: u8,
+}
+
 /// A Service that a node has to serve. ExternalName and headless Services, and those with a foreign
 /// `service.kubernetes.io/service-proxy-name` label, never become one of these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,6 +166,9 @@ pub struct Service {
     /// The annotation `signpost.dev/tcp-when-endpoint-gone`: how long after its endpoint is gone a TCP connection is reset;
     /// `None`: it is left. Of use in one mode only.
     pub reset_after: Option<Duration>,
+    /// The annotation `signpost.dev/rebalance`: whether connections that live long are spread anew after a scale-up. Of use in one
+    /// mode only.
+    pub rebalance: Option<Rebalance>,
     /// `spec.healthCheckNodePort`, when the policy and type give one.
     pub health_check_node_port: Option<NonZeroU16>,
     /// The annotation `signpost.dev/ipvs-scheduler`. Of use in one mode only.

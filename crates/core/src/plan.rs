@@ -12,7 +12,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::object::{Family, Protocol, ServicePortName};
+use crate::object::{Family, Protocol, Rebalance, ServicePortName};
 use crate::scheduler::Scheduler;
 
 pub mod backends;
@@ -114,6 +114,9 @@ pub struct Frontend {
     /// How long after its endpoint is gone a TCP connection is reset, if the Service asks for that. Only the mode eBPF does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reset_after: Option<Duration>,
+    /// Whether connections that live long are spread anew after a scale-up. Only the mode eBPF does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebalance: Option<Rebalance>,
 }
 
 /// The whole of what one node does for one family.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use signpost_core::object::Rebalance;
 
 /// Of one Service port, in one family, on this node, since the counting began.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,6 +12,9 @@ use serde::{Deserialize, Serialize};
 pub struct PortCounts {
     /// Connections and datagrams for which there was no endpoint.
     pub refused: u64,
+    /// Connections that were closed so that their clients reach new backends; since the daemon began.
+    #[serde(default)]
+    pub rebalanced: u64,
     /// By backend, also such as are none any more.
     pub backends: BTreeMap<SocketAddr, BackendCounts>,
 }
@@ -27,6 +31,24 @@ pub struct BackendCounts {
     pub sent_bytes: u64,
     /// The same for what they received.
     pub received_bytes: u64,
+    /// The same in packets, where those are counted.
+    #[serde(default)]
+    pub sent_packets: u64,
+    /// And received.
+    #[serde(default)]
+    pub received_packets: u64,
+}
+
+/// What becomes of a Service port's connections after a scale-up, where it asks that they be spread anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rebalancing {
+    /// The first is closed, by this wish.
+    Begun(Rebalance),
+    /// None is left to be closed.
+    Ended {
+        /// So many were.
+        closed: u64,
+    },
 }
 
 /// How full a map of the kernel is.
@@ -53,6 +75,7 @@ impl PortCounts {
     /// Adds another's.
     pub fn add(&mut self, other: &PortCounts) {
         self.refused += other.refused;
+        self.rebalanced += other.rebalanced;
         for (backend, counts) in &other.backends {
             self.backends.entry(*backend).or_default().add(counts);
         }
@@ -66,5 +89,7 @@ impl BackendCounts {
         self.unanswered += other.unanswered;
         self.sent_bytes += other.sent_bytes;
         self.received_bytes += other.received_bytes;
+        self.sent_packets += other.sent_packets;
+        self.received_packets += other.received_packets;
     }
 }

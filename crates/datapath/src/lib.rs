@@ -8,7 +8,7 @@ use signpost_core::object::ServicePortName;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{NodePlan, PlanChange};
 
-use counts::{PortCounts, Room};
+use counts::{PortCounts, Rebalancing, Room};
 
 pub mod conntrack;
 pub mod counts;
@@ -75,6 +75,10 @@ pub trait Datapath {
     /// The kernel does not say.
     fn counts(&mut self, _plan: &NodePlan) -> Result<BTreeMap<ServicePortName, PortCounts>, Self::Error> {
         Ok(BTreeMap::new())
+    }
+    /// What became of connections that are spread anew since the last call, in the order in which it happened.
+    fn take_rebalancing(&mut self, _plan: &NodePlan) -> Vec<(ServicePortName, Rebalancing)> {
+        Vec::new()
     }
     /// How full the kernel's maps are with a program; none, in a mode without maps of a size.
     fn room(&self, _program: &Self::Program) -> Vec<Room> {

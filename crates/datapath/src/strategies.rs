@@ -12,7 +12,7 @@ use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
-use signpost_core::object::{Family, ObjectName, Protocol, ServicePortName};
+use signpost_core::object::{Family, ObjectName, Protocol, Rebalance, ServicePortName};
 use signpost_core::packet::{Entry, Packet};
 use signpost_core::plan::{
     Backend, Backends, Frontend, FrontendKey, FrontendKind, NodeFacts, NodePlan, PlanChange, Route, SetChange, Target,
@@ -139,6 +139,7 @@ pub fn frontend(family: Family, key: FrontendKey) -> impl Strategy<Value = Front
                 affinity,
                 scheduler,
                 reset_after: affinity,
+                rebalance: affinity.map(|_| Rebalance { within_percent: 20, rate_percent: 10 }),
             }
         },
     )
@@ -291,6 +292,7 @@ pub fn service(family: Family, number: u32, endpoints: impl Iterator<Item = u32>
         affinity: None,
         scheduler: None,
         reset_after: None,
+        rebalance: None,
     };
     (key, frontend)
 }

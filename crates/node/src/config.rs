@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use signpost_core::planner::NodePortAddresses;
-use signpost_datapath::ebpf::KernelConfig;
+use signpost_datapath::ebpf::{Counting, KernelConfig};
 use signpost_datapath::ipvs::IpvsConfig;
 
 use crate::look::Look;
@@ -141,6 +141,8 @@ pub struct Flags {
     pub ebpf_backends: Option<u32>,
     /// `--ebpf-remembered`
     pub ebpf_remembered: Option<u32>,
+    /// `--ebpf-count-packets`
+    pub ebpf_count_packets: bool,
     /// Flags of kube-proxy that were given and change nothing here.
     pub without_effect: Vec<&'static str>,
 }
@@ -292,6 +294,7 @@ impl NodeOptions {
             frontends: flags.ebpf_frontends.unwrap_or(ebpf.frontends),
             slots: flags.ebpf_backends.unwrap_or(ebpf.slots),
             remembered: flags.ebpf_remembered.unwrap_or(ebpf.remembered),
+            counting: if flags.ebpf_count_packets { Counting::Packets } else { ebpf.counting },
         };
         let kubeconfig = file.client_connection.and_then(|client| client.kubeconfig);
         let node_ports = flags.nodeport_addresses.or(file.node_port_addresses).unwrap_or_default();

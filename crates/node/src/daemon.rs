@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 use futures::{Stream, StreamExt};
 use serde::Serialize;
 use signpost_cluster::client::{ClientError, Connection};
-use signpost_cluster::events::{Notice, Reporter};
-use signpost_cluster::{NodeScope, ObjectReference, Observed};
-use signpost_core::object::{Family, ObjectName};
+use signpost_cluster::events::Reporter;
+use signpost_cluster::{NodeScope, Observed};
+use signpost_core::object::Family;
 use signpost_core::planner::NodeConfig;
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
+use signpost_datapath::ebpf::features::{lacking, optional};
 use signpost_datapath::ebpf::{self, Ebpf, KernelConfig};
 use signpost_datapath::iptables::{Iptables, IptablesConfig};
 use signpost_datapath::ipvs::{Ipvs, IpvsConfig};
@@ -33,12 +34,12 @@ use crate::config::{NodeOptions, PodRanges};
 use crate::handover::{self, CleanupError, HandoverError};
 use crate::instance::{Instance, InstanceError};
 use crate::metrics::Metrics;
-use crate::mode::{self, Mode, ModeError};
+use crate::mode::{self, Chosen, Mode, ModeError};
 use crate::progress::Progress;
 use crate::server::{self, Question, Shared};
 use crate::service_health::ServiceHealth;
 use crate::sync::{SyncLoop, SyncOptions};
-use crate::{addresses, findings, kernel_settings, left_out, node_cache, process, sys};
+use crate::{addresses, findings, kernel_settings, left_out, node_cache, notices, process, sys};
 
 /// So many observations are taken in between two looks at the clock.
 const BATCH: usize = 512;
@@ -82,7 +83,8 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     if !process::may_change_network() {
         return Err(NodeError::NotRoot);
     }
-    let (mode, reason) = mode::choose(options.mode, mode::check)?;
+    let chosen = mode::choose(options.mode, mode::check)?;
+    let (mode, reason) = (chosen.mode, chosen.reason());
     let _instance = Instance::take()?;
     let families = families();
     handover::check(&families, options.take_over)?;
@@ -90,6 +92,10 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     info!(node = %options.node, %mode, reason, version = env!("CARGO_PKG_VERSION"), "signpost node starts");
     if !options.ignored.is_empty() {
         warn!(without_effect = options.ignored.join(", "), "this program does not do all that is asked for");
+    }
+    let lacks = lacks(chosen);
+    for lack in &*lacks {
+        warn!(lack, "this machine has not all that would be used");
     }
     let Connection { client, server } =
         signpost_cluster::client::connect(options.kubeconfig.as_deref(), options.master.as_deref()).await?;
@@ -104,7 +110,7 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let pods = client.clone();
     let observed = signpost_cluster::watch(client, &server, &NodeScope::Own(options.node.clone()));
     let cache = node_cache::follow().map_err(NodeError::NodeCache)?;
-    let around = Around { observed, addresses, cache, reporter, announcer };
+    let around = Around { lacks, observed, addresses, cache, reporter, announcer };
     match mode {
         Mode::Ebpf => {
             let node = ebpf::Node::new(options.ebpf.clone());
@@ -186,8 +192,18 @@ fn families() -> Vec<Family> {
     families
 }
 
+/// What is not there, and what is done in its place.
+fn lacks(chosen: Chosen) -> Arc<[String]> {
+    let mut lacks = chosen.instead_of;
+    if chosen.mode == Mode::Ebpf {
+        lacks.extend(lacking(&optional()));
+    }
+    lacks.into()
+}
+
 /// What the daemon hears from and speaks to.
 struct Around<S> {
+    lacks: Arc<[String]>,
     observed: S,
     addresses: watch::Receiver<Local>,
     /// Whether the node's cache for names is ready.
@@ -207,11 +223,11 @@ async fn serve<D, S>(
     D: Datapath + Debug + Send + 'static,
     D::Program: Serialize + Send,
 {
-    let Around { observed, mut addresses, cache, reporter, announcer } = around;
+    let Around { lacks, observed, mut addresses, cache, reporter, announcer } = around;
     options.conntrack.set();
     let (progress, metrics) = (Arc::new(Progress::new()), Arc::new(Metrics::new()));
     let (asking, questions) = mpsc::channel(8);
-    let shared = Shared::new(mode, options.sync_period, progress.clone(), metrics.clone(), asking);
+    let shared = Shared::new(mode, lacks.clone(), options.sync_period, progress.clone(), metrics.clone(), asking);
     let listeners = [(options.healthz, server::health(shared.clone())), (options.metrics, server::metrics(shared))];
     // Ends what it holds when it is dropped.
     let mut listening = JoinSet::new();
@@ -251,6 +267,7 @@ async fn serve<D, S>(
     let sync_options = SyncOptions {
         node: options.node.clone(),
         mode,
+        lacks,
         pods: options.pods.clone(),
         min_sync_period: options.min_sync_period,
         sync_period: options.sync_period,
@@ -306,12 +323,7 @@ async fn drive<D>(
         let due = sync.due();
         if due.is_some_and(|due| due <= Instant::now()) {
             tokio::task::block_in_place(|| sync.step(&mut Instant::now));
-            for (family, reason) in sync.refusals() {
-                reporter.report(refusal(&node, family, reason));
-            }
-            for (family, service, reason) in sync.take_withheld() {
-                reporter.report(withheld(&node, family, &service, &reason));
-            }
+            notices::report(&mut sync, &node, &reporter);
             if sync.is_started() && !trimmed {
                 sys::give_memory_back();
                 trimmed = true;
@@ -348,24 +360,6 @@ async fn drive<D>(
             () = until(due), if due.is_some() => {}
         }
     }
-}
-
-/// The Reporter tells the same only once in a while.
-fn refusal(node: &Arc<str>, family: Family, reason: &str) -> Notice {
-    // A Node's Events carry its name as uid: so the kubelet does it, and so they are looked for.
-    let (name, uid) = (node.clone(), node.clone());
-    let object = ObjectReference { api_version: "v1", kind: "Node", namespace: "".into(), name, uid };
-    let message = format!("the {family} rules cannot be brought to the plan, which is tried again: {reason}");
-    Notice { object, reason: "ServiceRulesFailed", message }
-}
-
-/// To the owner of a Service that the kernel of this node does not take.
-fn withheld(node: &str, family: Family, service: &ObjectName, reason: &str) -> Notice {
-    let (namespace, name) = (service.namespace.clone(), service.name.clone());
-    let object = ObjectReference { api_version: "v1", kind: "Service", namespace, name, uid: "".into() };
-    let message =
-        format!("the kernel of node {node} refuses the {family} rules of this Service, which is tried again: {reason}");
-    Notice { object, reason: "ServiceRulesRefused", message }
 }
 
 fn answer<D>(sync: &mut SyncLoop<D>, question: Question)

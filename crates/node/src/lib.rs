@@ -21,6 +21,7 @@ pub mod look;
 pub mod metrics;
 pub mod mode;
 pub mod node_cache;
+mod notices;
 pub mod process;
 pub mod progress;
 mod prometheus;

@@ -25,6 +25,9 @@ use crate::mode::Mode;
 pub struct Listing<P> {
     /// The mode.
     pub mode: Mode,
+    /// What is missing for more, and what is done in its place.
+    #[serde(default)]
+    pub lacks: Vec<String>,
     /// The daemon's process: what it mounted may be seen by it alone.
     #[serde(default)]
     pub process: Option<u32>,
@@ -68,6 +71,9 @@ pub struct Row {
     /// Connections to its Service port for which there was no endpoint; `None`: the mode does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<u64>,
+    /// Connections that were closed so that their clients reach new endpoints; `None`: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebalanced: Option<u64>,
     /// Where in the kernel it stands; empty until somebody looked.
     #[serde(default)]
     pub locations: Vec<Location>,
@@ -159,6 +165,7 @@ fn row(store: &Store, family: Family, key: FrontendKey, frontend: &Frontend) -> 
         ends: ends.collect(),
         backends: backends(store, family, key, frontend, &routes),
         refused: None,
+        rebalanced: None,
         locations: Vec::new(),
         planned: true,
     }
@@ -222,6 +229,7 @@ impl Row {
     pub fn count(&mut self, counts: Option<&PortCounts>) {
         let Some(counts) = counts else { return };
         self.refused = Some(counts.refused);
+        self.rebalanced = Some(counts.rebalanced).filter(|closed| *closed > 0);
         for backend in &mut self.backends {
             backend.counts = Some(counts.backends.get(&backend.address).copied().unwrap_or_default());
         }

@@ -5,7 +5,7 @@
 //! | health | `/healthz` | 200: programmed, not behind, and the node stays; else 503 |
 //! | | `/livez` | the same without the node and before the start |
 //! | metrics | `/metrics` | Prometheus text |
-//! | | `/proxyMode` | the mode's name |
+//! | | `/proxyMode` | the mode's name; in the header `Signpost-Lacks`, what is missing for more and what is done in its place |
 //! | | `/programmed` | per kind, the resourceVersion up to which everything is in the kernel; of Nodes, this node's alone is followed |
 //! | | `/plan`, `/program` | per family, as JSON |
 //! | | `/rules?namespace=N&name=S` | the frontends with their backends, and the whole program, as JSON; what is left out is not asked for |
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -49,6 +49,9 @@ const HEAD: Duration = Duration::from_secs(10);
 const COUNTS: Duration = Duration::from_secs(3);
 /// And so long for everything, reading the answer included.
 const CONNECTION: Duration = Duration::from_secs(60);
+
+/// What is not there, and what is done in its place.
+const LACKS: HeaderName = HeaderName::from_static("signpost-lacks");
 
 /// A question that only the loop can answer.
 #[derive(Debug)]
@@ -84,6 +87,7 @@ impl Wanted {
 #[derive(Debug, Clone)]
 pub struct Shared {
     mode: Mode,
+    lacks: Arc<[String]>,
     behind_after: Duration,
     progress: Arc<Progress>,
     metrics: Arc<Metrics>,
@@ -91,15 +95,17 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The daemon counts as behind when a change waits for two periods of comparison.
+    /// The daemon counts as behind when a change waits for two periods of comparison. `lacks`: what is not there, and what is done in its
+    /// place.
     pub fn new(
         mode: Mode,
+        lacks: Arc<[String]>,
         sync_period: Duration,
         progress: Arc<Progress>,
         metrics: Arc<Metrics>,
         asking: mpsc::Sender<Question>,
     ) -> Shared {
-        Shared { mode, behind_after: sync_period * 2, progress, metrics, asking }
+        Shared { mode, lacks, behind_after: sync_period * 2, progress, metrics, asking }
     }
 }
 
@@ -210,8 +216,16 @@ async fn metrics_text(State(shared): State<Shared>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
-async fn proxy_mode(State(shared): State<Shared>) -> String {
-    shared.mode.to_string()
+async fn proxy_mode(State(shared): State<Shared>) -> Response {
+    let mut response = shared.mode.to_string().into_response();
+    // The body is what kube-proxy says, and is compared with its words.
+    let told = shared.lacks.join("; ").replace(|letter: char| letter.is_control() || !letter.is_ascii(), " ");
+    if let Ok(told) = HeaderValue::try_from(told).map_err(|error| debug!(%error, "it cannot be told in a header"))
+        && !told.is_empty()
+    {
+        response.headers_mut().insert(LACKS, told);
+    }
+    response
 }
 
 async fn programmed(State(shared): State<Shared>) -> Response {
@@ -247,6 +261,23 @@ async fn ask(shared: &Shared, question: impl FnOnce(Reply) -> Question) -> Respo
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn the_mode_is_kube_proxys_word_and_what_is_missing_stands_beside_it() {
+        for (lacks, told) in
+            [(vec![], None), (vec!["ebpf cannot\nbe \u{fc}sed", "no more"], Some("ebpf cannot be  sed; no more"))]
+        {
+            let (asking, _questions) = mpsc::channel(1);
+            let lacks = lacks.into_iter().map(str::to_owned).collect();
+            let (progress, metrics) = (Arc::new(Progress::new()), Arc::new(Metrics::new()));
+            let shared = Shared::new(Mode::Nftables, lacks, Duration::from_secs(1), progress, metrics, asking);
+            let response = proxy_mode(State(shared)).await;
+            let header = response.headers().get("Signpost-Lacks").map(|told| told.to_str().unwrap().to_owned());
+            assert_eq!(header.as_deref(), told);
+            let body = axum::body::to_bytes(response.into_body(), 100).await.unwrap();
+            assert_eq!(&body[..], b"nftables");
+        }
+    }
 
     #[tokio::test]
     async fn clients_that_say_nothing_are_sent_away_and_others_get_their_answer() {

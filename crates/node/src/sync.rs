@@ -28,7 +28,7 @@ use signpost_core::planner::NodeConfig;
 use signpost_core::store::{Event, Kind, Store};
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
-use signpost_datapath::counts::{PortCounts, Room};
+use signpost_datapath::counts::{PortCounts, Rebalancing, Room};
 use tracing::{info, warn};
 
 use crate::config::PodRanges;
@@ -61,6 +61,8 @@ pub struct SyncOptions {
     pub node: Arc<str>,
     /// The mode of the datapaths.
     pub mode: Mode,
+    /// What is not there, and what is done in its place.
+    pub lacks: Arc<[String]>,
     /// Who counts as a pod.
     pub pods: PodRanges,
     /// See `NodeOptions`.
@@ -97,6 +99,8 @@ pub struct SyncLoop<D: Datapath> {
     triggers_ms: Vec<i64>,
     /// Maps of the kernel of which it was said that they are nearly full.
     crowded: BTreeSet<&'static str>,
+    /// Those of them of which nobody was told yet.
+    untold_crowded: Vec<Room>,
     progress: Arc<Progress>,
     metrics: Arc<Metrics>,
 }
@@ -138,6 +142,7 @@ impl<D: Datapath> SyncLoop<D> {
             seen: Revisions::default(),
             triggers_ms: Vec::new(),
             crowded: BTreeSet::new(),
+            untold_crowded: Vec::new(),
             progress,
             metrics,
         }
@@ -286,15 +291,31 @@ impl<D: Datapath> SyncLoop<D> {
         for room in self.families.iter().flat_map(FamilySync::room) {
             all.entry(room.map).and_modify(|both| both.used += room.used).or_insert(room);
         }
-        for Room { map, used, most, flag } in all.into_values() {
+        for room in all.into_values() {
+            let Room { map, used, most, flag } = room;
             self.metrics.room(map, used, most);
             let share = used * 100 / most.max(1);
             if share >= CROWDED_PERCENT && self.crowded.insert(map) {
                 warn!(map, used, most, flag, "a map of the kernel is nearly full: the flag gives it more room");
+                self.untold_crowded.push(room);
             } else if share < ROOMY_PERCENT {
                 self.crowded.remove(map);
             }
         }
+    }
+
+    /// Maps of the kernel that became nearly full, each told once until it is emptier.
+    pub fn take_crowded(&mut self) -> Vec<Room> {
+        std::mem::take(&mut self.untold_crowded)
+    }
+
+    /// What happened to connections that are spread anew.
+    pub fn take_rebalancing(&mut self) -> Vec<(Family, ServicePortName, Rebalancing)> {
+        let told = self.families.iter_mut().flat_map(|family| {
+            let of = family.family();
+            family.take_rebalancing().into_iter().map(move |(port, what)| (of, port, what))
+        });
+        told.collect()
     }
 
     fn generation(&mut self) -> Option<u32> {
@@ -358,6 +379,7 @@ impl<D: Datapath> SyncLoop<D> {
         };
         serde_json::to_string(&Listing {
             mode: self.options.mode,
+            lacks: self.options.lacks.to_vec(),
             process: Some(std::process::id()),
             families: self.families.iter().map(|family| (family.family(), part(family))).collect(),
             services: store.services().map(|service| service.name.clone()).collect(),

@@ -116,6 +116,9 @@ pub struct NodeCommand {
     /// Mode ebpf: how many sockets and clients with affinity are remembered [default: 65536]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
     ebpf_remembered: Option<u32>,
+    /// Mode ebpf: count packets of connections, beside their bytes
+    #[arg(long)]
+    ebpf_count_packets: bool,
     /// Remove the rules that a former daemon left, and end
     #[arg(long)]
     cleanup: bool,
@@ -212,6 +215,7 @@ impl NodeCommand {
             ebpf_frontends: self.ebpf_frontends,
             ebpf_backends: self.ebpf_backends,
             ebpf_remembered: self.ebpf_remembered,
+            ebpf_count_packets: self.ebpf_count_packets,
             without_effect: self.without_effect.0,
         };
         NodeOptions::new(flags, file, hostname).map_err(whole)

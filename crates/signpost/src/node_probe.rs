@@ -14,7 +14,7 @@ pub fn print(config: &KernelConfig) -> ExitCode {
     let all = probe::ebpf_features(config, OsStr::new("nft"));
     print!("{}", table(&all));
     match mode::choose(ModeName::Auto, mode::check) {
-        Ok((mode, reason)) => println!("auto takes {mode} ({reason})"),
+        Ok(chosen) => println!("auto takes {} ({})", chosen.mode, chosen.reason()),
         Err(error) => println!("auto takes none: {error}"),
     }
     if suffice(&all) { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use signpost_core::object::{Family, Ingress, ObjectName, Service, ServicePort, TrafficPolicy};
+use signpost_core::object::{Family, Ingress, ObjectName, Rebalance, Service, ServicePort, TrafficPolicy};
 use signpost_core::scheduler::Scheduler;
 
 use super::fields::Fields;
-use super::{IPVS_SCHEDULER, Problem, Quoted, TCP_WHEN_ENDPOINT_GONE, is_foreign};
+use super::{IPVS_SCHEDULER, Problem, Quoted, REBALANCE, TCP_WHEN_ENDPOINT_GONE, is_foreign};
 
 /// `sessionAffinityConfig.clientIP.timeoutSeconds`, if unset.
 const AFFINITY_TIMEOUT_S: u64 = 10_800;
@@ -61,6 +61,7 @@ pub(super) fn convert(fields: &mut Fields, service: &api::Service) -> Option<Ser
         internal_policy: fields.policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref()),
         affinity: affinity(fields, spec),
         reset_after: reset_after(fields, service),
+        rebalance: rebalance(fields, service),
         health_check_node_port,
         scheduler: scheduler(fields, &service.metadata),
     })
@@ -92,6 +93,36 @@ fn reset_after(fields: &mut Fields, service: &api::Service) -> Option<Duration> 
             time
         }
     }
+}
+
+/// How connections that live long are spread anew. Whatever cannot be done as it is written is not done at all.
+fn rebalance(fields: &mut Fields, service: &api::Service) -> Option<Rebalance> {
+    let asked = service.metadata.annotations.as_ref()?.get(REBALANCE)?;
+    let field = || format!("metadata.annotations[{REBALANCE}]");
+    if asked == "off" {
+        return None;
+    }
+    let Some(wish) = rate_and_bound(asked) else {
+        fields.problem(field(), Problem::UnknownWord { value: Quoted::new(asked), taken: "off" });
+        return None;
+    };
+    let affinity = service.spec.as_ref().and_then(|spec| spec.session_affinity.as_deref());
+    if affinity == Some("ClientIP") {
+        fields.problem(field(), Problem::RebalanceWithAffinity);
+        return None;
+    }
+    Some(wish)
+}
+
+/// `10%/s within 20%`.
+fn rate_and_bound(written: &str) -> Option<Rebalance> {
+    let (rate, within) = written.strip_suffix('%')?.split_once("%/s within ")?;
+    let number = |text: &str, least: u16, most: u16| {
+        let number = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))?;
+        (least..=most).contains(&number).then_some(number)
+    };
+    let rate_percent = u8::try_from(number(rate, 1, 100)?).ok()?;
+    Some(Rebalance { within_percent: number(within, 0, 1_000)?, rate_percent })
 }
 
 /// A whole number with its unit, `s`, `m` or `h`, up to a day.

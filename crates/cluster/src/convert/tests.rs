@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use signpost_core::object::{Family, Protocol, TrafficPolicy};
+use signpost_core::object::{Family, Protocol, Rebalance, TrafficPolicy};
 use signpost_core::scheduler::Scheduler;
 
 use super::*;
@@ -394,4 +394,46 @@ proptest! {
             prop_assert_eq!(Family::of(endpoint.address), served.family);
         }
     }
+}
+
+#[test]
+fn spreading_anew_is_asked_for_by_rate_and_bound_and_off_if_it_cannot_be_read() {
+    let asking = |asked: &str, affinity: &str| {
+        let spec = json!({"clusterIP": "10.96.0.10", "sessionAffinity": affinity, "ports": [{"port": 80}]});
+        let metadata = json!({"name": "web", "namespace": "default", "annotations": {REBALANCE: asked}});
+        service(&serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap())
+    };
+    let field = format!("metadata.annotations[{REBALANCE}]");
+    let wish = |rate_percent, within_percent| Some(Rebalance { within_percent, rate_percent });
+    for (asked, read) in [
+        ("10%/s within 20%", wish(10, 20)),
+        ("100%/s within 0%", wish(100, 0)),
+        ("1%/s within 1000%", wish(1, 1_000)),
+        ("off", None),
+    ] {
+        let converted = asking(asked, "None");
+        assert_eq!(converted.object.as_ref().unwrap().rebalance, read, "{asked}");
+        assert_eq!(problems(&converted), Vec::<String>::new(), "{asked}");
+    }
+    for asked in [
+        "",
+        "on",
+        "0%/s within 20%",
+        "101%/s within 20%",
+        "10%/s within 1001%",
+        "10%/s",
+        "+1%/s within 2%",
+        "1%/s within -2%",
+        "1%/s within 99999999999%",
+        "1%/s within 2%%",
+        "\u{e4}%",
+    ] {
+        let converted = asking(asked, "None");
+        assert_eq!(converted.object.as_ref().unwrap().rebalance, None, "{asked}");
+        assert_eq!(problems(&converted), [format!("{field}: {asked:?} is not known here; off is taken")]);
+    }
+    let converted = asking("10%/s within 20%", "ClientIP");
+    assert_eq!(converted.object.as_ref().unwrap().rebalance, None);
+    let problem = format!("{field}: clients with sessionAffinity would be led back to where they were; off is taken");
+    assert_eq!(problems(&converted), [problem]);
 }

@@ -102,6 +102,7 @@ fn frontend(
         affinity: service.affinity,
         scheduler: service.scheduler,
         reset_after: service.reset_after,
+        rebalance: service.rebalance,
     }
 }
 

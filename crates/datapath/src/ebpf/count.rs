@@ -23,11 +23,12 @@ pub(super) fn read(map: &impl MapCore) -> Result<BTreeMap<u64, PortCounts>, Kern
     let count = READ_BATCH.min(map.max_entries());
     for (key, value) in map.lookup_batch(count, MapFlags::ANY, MapFlags::ANY).map_err(failed)? {
         let (Some((service, backend)), Some(numbers)) = (key_of(&key), numbers(&value)) else { continue };
-        let [connections, refused, unanswered, sent_bytes, received_bytes] = numbers;
+        let [connections, refused, unanswered, sent_bytes, received_bytes, sent_packets, received_packets] = numbers;
         let port = all.entry(service).or_default();
         port.refused += refused;
         if let Some(backend) = backend {
-            let counts = BackendCounts { connections, unanswered, sent_bytes, received_bytes };
+            let counts =
+                BackendCounts { connections, unanswered, sent_bytes, received_bytes, sent_packets, received_packets };
             port.backends.entry(backend).or_default().add(&counts);
         }
     }
@@ -41,8 +42,8 @@ fn key_of(bytes: &[u8]) -> Option<(u64, Option<SocketAddr>)> {
     Some((u64::from_ne_bytes(*service), Some(backend).filter(|backend| backend.port() != 0)))
 }
 
-fn numbers(bytes: &[u8]) -> Option<[u64; 5]> {
-    let mut all = [0; 5];
+fn numbers(bytes: &[u8]) -> Option<[u64; 7]> {
+    let mut all = [0; 7];
     let (chunks, rest) = bytes.as_chunks::<8>();
     if chunks.len() != all.len() || !rest.is_empty() {
         return None;
@@ -63,8 +64,8 @@ mod tests {
         assert_eq!(key_of(&key), Some((7, Some("10.0.0.1:80".parse().unwrap()))));
         assert_eq!(key_of(&[0; 32]), Some((0, None)));
         assert_eq!(key_of(&[0; 7]), None);
-        let bytes: Vec<u8> = (1..=5_u64).flat_map(u64::to_ne_bytes).collect();
-        assert_eq!(numbers(&bytes), Some([1, 2, 3, 4, 5]));
+        let bytes: Vec<u8> = (1..=7_u64).flat_map(u64::to_ne_bytes).collect();
+        assert_eq!(numbers(&bytes), Some([1, 2, 3, 4, 5, 6, 7]));
         assert_eq!(numbers(&bytes[1..]), None);
     }
 }

@@ -29,6 +29,8 @@ pub struct Connected {
     pub cookie: u64,
     /// Whom it is connected to.
     pub peer: SocketAddr,
+    /// Whether both ends still may send.
+    pub is_established: bool,
     /// Ports and addresses as the kernel names them.
     id: [u8; ID],
 }
@@ -37,7 +39,7 @@ impl Connected {
     /// One that cannot be: without addresses and ports.
     pub fn nobody() -> Connected {
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
-        Connected { family: Family::Ipv4, cookie: 0, peer, id: [0; ID] }
+        Connected { family: Family::Ipv4, cookie: 0, peer, is_established: false, id: [0; ID] }
     }
 }
 
@@ -118,7 +120,8 @@ fn connected(message: &[u8]) -> Option<Connected> {
         let half = |at: usize| u32::from_ne_bytes([halves[at], halves[at + 1], halves[at + 2], halves[at + 3]]);
         u64::from(half(4)) << 32 | u64::from(half(0))
     })?;
-    Some(Connected { family, cookie, peer: SocketAddr::new(address, port), id })
+    let (peer, is_established) = (SocketAddr::new(address, port), message[1] == ESTABLISHED);
+    Some(Connected { family, cookie, peer, is_established, id })
 }
 
 fn family_number(family: Family) -> u8 {

@@ -4,6 +4,7 @@
 //! one could be. Nothing that is there is changed.
 
 use std::fs;
+use std::io;
 use std::net::UdpSocket;
 use std::path::Path;
 
@@ -36,7 +37,7 @@ pub fn features(
 ) -> Vec<Feature> {
     let mut all = ground(config, kernel);
     all.extend(programs().into_iter().map(program));
-    all.extend([Protocol::Udp, Protocol::Tcp].map(ended_sockets));
+    all.extend(optional());
     all.push(Feature {
         name: "nf_tables with nat, numgen and reject".to_owned(),
         purpose: "packets that no socket of this node made",
@@ -44,6 +45,18 @@ pub fn features(
         otherwise: None,
     });
     all
+}
+
+/// What the mode can be without, tried anew: cheap.
+pub fn optional() -> Vec<Feature> {
+    [Protocol::Udp, Protocol::Tcp].map(ended_sockets).into()
+}
+
+/// What is missing of what the mode can be without, and what is done in its place; a sentence each.
+pub fn lacking(features: &[Feature]) -> Vec<String> {
+    let missing =
+        features.iter().filter_map(|feature| Some((feature, feature.otherwise?, feature.found.as_ref().err()?)));
+    missing.map(|(feature, otherwise, said)| format!("not so that {} ({said}): {otherwise}", feature.name)).collect()
 }
 
 /// Whether the mode can be here.
@@ -101,17 +114,21 @@ fn purpose(program: &str) -> &'static str {
 }
 
 fn ended_sockets(protocol: Protocol) -> Feature {
+    ended_by(protocol, stale::can_end(protocol))
+}
+
+fn ended_by(protocol: Protocol, can: io::Result<bool>) -> Feature {
     let (name, purpose, otherwise) = match protocol {
         Protocol::Udp => {
             ("UDP sockets can be ended", "no socket talks to a backend that is gone", "they go on talking to nobody")
         }
         _ => (
             "TCP connections can be ended",
-            "what a Service asks for when an endpoint is gone",
+            "what a Service asks for when an endpoint is gone, or after a scale-up",
             "they are left as they are",
         ),
     };
-    let found = match stale::can_end(protocol) {
+    let found = match can {
         Ok(true) => Ok("sock_diag does it".to_owned()),
         Ok(false) => {
             Err("the kernel was built without INET_DIAG_DESTROY, or a module of sock_diag is missing".to_owned())
@@ -149,6 +166,41 @@ mod tests {
         for program in programs() {
             assert!(features.iter().any(|feature| feature.name == format!("program {program}")), "{program}");
         }
+    }
+
+    #[test]
+    fn each_thing_that_is_missing_names_what_is_done_in_its_place() {
+        let not_built = "the kernel was built without INET_DIAG_DESTROY, or a module of sock_diag is missing";
+        for (protocol, can, told) in [
+            (Protocol::Udp, Ok(true), None),
+            (Protocol::Tcp, Ok(true), None),
+            (
+                Protocol::Udp,
+                Ok(false),
+                Some(format!("not so that UDP sockets can be ended ({not_built}): they go on talking to nobody")),
+            ),
+            (
+                Protocol::Tcp,
+                Ok(false),
+                Some(format!("not so that TCP connections can be ended ({not_built}): they are left as they are")),
+            ),
+            (
+                Protocol::Tcp,
+                Err(io::Error::other("no netlink")),
+                Some("not so that TCP connections can be ended (no netlink): they are left as they are".to_owned()),
+            ),
+        ] {
+            let feature = ended_by(protocol, can);
+            assert!(suffice(std::slice::from_ref(&feature)), "the mode can be without");
+            assert_eq!(lacking(&[feature]), told.into_iter().collect::<Vec<_>>());
+        }
+        // Without any other thing the mode cannot be, and another one is taken.
+        let here =
+            ground(&KernelConfig { cgroup: Some("/nowhere".into()), ..KernelConfig::default() }, Err("old".to_owned()));
+        for missing in ["Linux 6.1", "cgroup2"] {
+            assert!(here.iter().any(|feature| feature.name == missing && feature.found.is_err()), "{missing}");
+        }
+        assert!(!suffice(&here) && lacking(&here).is_empty());
     }
 
     #[test]

@@ -22,14 +22,15 @@ use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use signpost_core::object::{Family, Protocol};
+use signpost_core::object::{Family, Protocol, ServicePortName};
 use tracing::{debug, info, warn};
 
 use super::change::{Change, Write};
 use super::layout::{LAYOUT, Table, Value};
 use super::repair::Observed;
-use super::{count, stale, sys};
-use crate::counts::PortCounts;
+use super::scaled::scaled_up;
+use super::{count, migrate, stale, sys};
+use crate::counts::{PortCounts, Rebalancing};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sockets.bpf.o"));
 /// So many entries go into one call.
@@ -54,6 +55,19 @@ pub struct KernelConfig {
     /// How many sockets' peers, unconnected sockets' flows and clients' affinities are remembered, of each. Their memory is taken at
     /// the start.
     pub remembered: u32,
+    /// What is counted of connections.
+    pub counting: Counting,
+}
+
+/// What is counted of connections, by Service port and backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counting {
+    /// Nothing: to measure what counting costs.
+    Nothing,
+    /// Connections, their failures, and bytes at their end.
+    Connections,
+    /// At their end also what they had moved in packets.
+    Packets,
 }
 
 impl Default for KernelConfig {
@@ -64,6 +78,7 @@ impl Default for KernelConfig {
             frontends: 1 << 17,
             slots: 1 << 20,
             remembered: 1 << 16,
+            counting: Counting::Connections,
         }
     }
 }
@@ -154,12 +169,21 @@ pub struct Kernel {
     reads_only: bool,
     /// Some frontend asks, or asked, that its TCP connections be ended.
     ends_tcp: bool,
+    /// The families that share the maps, and those whose tables were filled.
+    expected: BTreeSet<Family>,
+    filled: BTreeSet<Family>,
 }
 
 impl Kernel {
     /// Nothing is done before the first look.
     pub fn new(config: KernelConfig) -> Kernel {
-        Kernel { config, loaded: None, stale: None, reads_only: false, ends_tcp: false }
+        let (expected, filled) = (BTreeSet::new(), BTreeSet::new());
+        Kernel { config, loaded: None, stale: None, reads_only: false, ends_tcp: false, expected, filled }
+    }
+
+    /// This family's tables are filled, too, before the programs take the place of some that use other maps.
+    pub(super) fn expect(&mut self, family: Family) {
+        self.expected.insert(family);
     }
 
     /// One that loads nothing and changes nothing: it looks at what is pinned.
@@ -213,6 +237,7 @@ impl Kernel {
         for (table, key) in &change.foreign {
             remove(object, *table, key)?;
         }
+        let scaled_up = scaled_up(object, change);
         let mut batch = Batch::new(object);
         for write in change.writes() {
             match write {
@@ -224,20 +249,45 @@ impl Kernel {
             }
         }
         batch.flush()?;
-        if change.attach {
+        self.filled.insert(change.family);
+        let attach = change.attach && self.may_attach();
+        if attach {
             self.attach()?;
         }
         self.ends_tcp |= change.set.values().any(asks_for_ends);
-        let looks = change.touches(Protocol::Udp) || change.attach || self.ends_tcp && change.touches(Protocol::Tcp);
+        let tcp = self.ends_tcp && change.touches(Protocol::Tcp) || !scaled_up.is_empty();
+        let looks = change.touches(Protocol::Udp) || attach || tcp;
         if let Some(stale) = self.stale.as_ref().filter(|_| looks) {
-            stale.look(stale::Order { tcp: self.ends_tcp });
+            stale.look(stale::Order { tcp: self.ends_tcp, scaled_up });
         }
         Ok(())
     }
 
     /// How many sockets were ended because their backend went away.
     pub fn ended_sockets(&self) -> u64 {
-        self.stale.as_ref().map_or(0, stale::Worker::ended)
+        self.stale.as_ref().map_or(0, |worker| worker.done().ended)
+    }
+
+    /// Whether anything happened to connections that are spread anew, and was not taken.
+    pub fn has_rebalancing(&self) -> bool {
+        self.stale.as_ref().is_some_and(|worker| !worker.done().untold.is_empty())
+    }
+
+    /// What happened since then to connections that are spread anew, of Service ports that `name` knows by their number.
+    pub fn take_rebalancing(
+        &self,
+        name: impl Fn(u64) -> Option<ServicePortName>,
+    ) -> Vec<(ServicePortName, Rebalancing)> {
+        let Some(worker) = &self.stale else { return Vec::new() };
+        let mut taken = Vec::new();
+        worker.done().untold.retain(|(service, what)| match name(*service) {
+            Some(name) => {
+                taken.push((name, *what));
+                false
+            }
+            None => true,
+        });
+        taken
     }
 
     /// What the programs counted, by the numbers that stand for Service ports. Nothing, before they were loaded.
@@ -246,7 +296,13 @@ impl Kernel {
     /// The kernel does not give it.
     pub fn counts(&self) -> Result<BTreeMap<u64, PortCounts>, KernelError> {
         let map = self.loaded.iter().flat_map(|object| object.maps()).find(|map| map.name() == count::COUNTERS);
-        map.map_or_else(|| Ok(BTreeMap::new()), |map| count::read(&map))
+        let mut all = map.map_or_else(|| Ok(BTreeMap::new()), |map| count::read(&map))?;
+        if let Some(worker) = &self.stale {
+            for (service, closed) in &worker.done().rebalanced {
+                all.entry(*service).or_default().rebalanced = *closed;
+            }
+        }
+        Ok(all)
     }
 
     /// From now on the sockets of these network namespaces are left alone, and no others are. Whether it could be said: it
@@ -373,9 +429,16 @@ impl Kernel {
         }
     }
 
+    /// Programs that use other maps serve all families: those are left in place until these maps can.
+    fn may_attach(&self) -> bool {
+        let replaces = migrate::has_others(&self.config.pins, &self.maps(), MAPS);
+        !replaces || self.expected.is_subset(&self.filled)
+    }
+
     fn attach(&mut self) -> Result<(), KernelError> {
         let Some(object) = &self.loaded else { return Ok(()) };
         have_directory(&self.config.pins.join(LINKS))?;
+        migrate::bring_over(&self.config.pins, &self.maps(), MAPS, object);
         let cgroup = self.cgroup()?;
         for program in object.progs_mut() {
             let name = program.name().to_string_lossy().into_owned();
@@ -395,6 +458,7 @@ impl Kernel {
             }
         }
         info!(cgroup = %cgroup.path.display(), "the socket programs are attached");
+        migrate::bring_over(&self.config.pins, &self.maps(), MAPS, object);
         self.forget_others();
         Ok(())
     }
@@ -490,13 +554,23 @@ fn load_some(config: &KernelConfig, maps: Option<&Path>, which: impl Fn(&str) ->
             map.set_max_entries(size).map_err(KernelError::Load)?;
         }
         if name.ends_with(".rodata") {
-            // `node_netns`, the only constant that is filled in.
-            map.set_initial_value(&netns.to_ne_bytes()).map_err(KernelError::Load)?;
+            // `settings`, the only constant that is filled in.
+            map.set_initial_value(&settings(netns, config.counting)).map_err(KernelError::Load)?;
         } else if let Some(maps) = maps {
             map.set_pin_path(maps.join(&name)).map_err(KernelError::Load)?;
         }
     }
     open.load().map_err(KernelError::Load)
+}
+
+/// `struct settings`.
+fn settings(node_netns: u64, counting: Counting) -> Vec<u8> {
+    let counting: u32 = match counting {
+        Counting::Nothing => 0,
+        Counting::Connections => 1,
+        Counting::Packets => 2,
+    };
+    [&node_netns.to_ne_bytes()[..], &counting.to_ne_bytes(), &[0; 4]].concat()
 }
 
 fn read(map: &impl MapCore, family: Family, table: Table, observed: &mut Observed) -> Result<(), KernelError> {
@@ -507,7 +581,7 @@ fn read(map: &impl MapCore, family: Family, table: Table, observed: &mut Observe
     Ok(())
 }
 
-fn map(object: &Object, table: Table) -> libbpf_rs::Map<'_> {
+pub(super) fn map(object: &Object, table: Table) -> libbpf_rs::Map<'_> {
     let found = object.maps().find(|map| map.name() == table.name());
     found.expect("the object was compiled with every table")
 }

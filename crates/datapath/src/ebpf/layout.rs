@@ -8,11 +8,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
-use signpost_core::object::{Family, Protocol};
+use signpost_core::object::{Family, Protocol, Rebalance};
 use signpost_core::plan::FrontendKey;
 
 /// Raised with every change of a structure or a map. Maps of another layout are left behind.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 
 /// A map that the daemon writes and the programs read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,6 +89,8 @@ pub struct FrontendValue {
     pub guarded: bool,
     /// Seconds after which a TCP connection is ended whose endpoint is gone; `None`: never.
     pub reset_after_s: Option<u32>,
+    /// Whether connections that live long are spread anew after a scale-up.
+    pub rebalance: Option<Rebalance>,
 }
 
 /// What one kind of client meets.
@@ -210,7 +212,8 @@ impl FrontendValue {
         let flags = if self.guarded { GUARDED } else { 0 } | if self.reset_after_s.is_some() { RESET } else { 0 };
         bytes.extend(flags.to_ne_bytes());
         bytes.extend(self.reset_after_s.unwrap_or_default().to_ne_bytes());
-        bytes.extend(0_u32.to_ne_bytes());
+        let rebalance = |wish: Rebalance| u32::from(wish.within_percent) << 16 | u32::from(wish.rate_percent);
+        bytes.extend(self.rebalance.map_or(0, rebalance).to_ne_bytes());
         bytes
     }
 }
@@ -242,6 +245,8 @@ fn frontend_of(fields: &mut Fields<'_>) -> Option<FrontendValue> {
     let affinity_s = u32::from_ne_bytes(fields.take()?);
     let flags = u32::from_ne_bytes(fields.take()?);
     let grace_s = u32::from_ne_bytes(fields.take()?);
+    let word = fields.take()?;
+    let [rate, within] = [0, 16].map(|shift| (u32::from_ne_bytes(word) >> shift) as u16);
     Some(FrontendValue {
         from_pod: routes[0],
         from_node: routes[1],
@@ -250,6 +255,10 @@ fn frontend_of(fields: &mut Fields<'_>) -> Option<FrontendValue> {
         affinity_s,
         guarded: flags & GUARDED != 0,
         reset_after_s: (flags & RESET != 0).then_some(grace_s),
+        rebalance: match u8::try_from(rate).ok()? {
+            0 => None,
+            rate_percent => Some(Rebalance { within_percent: within, rate_percent }),
+        },
     })
 }
 
@@ -345,6 +354,7 @@ mod tests {
                 affinity_s: 10_800,
                 guarded: true,
                 reset_after_s: Some(30),
+                rebalance: Some(Rebalance { within_percent: 250, rate_percent: 100 }),
             };
             let values = [
                 (Table::Frontends, Value::Frontend(value)),

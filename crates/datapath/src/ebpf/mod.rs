@@ -24,7 +24,7 @@ use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 
 use self::layout::Table;
 use crate::Datapath;
-use crate::counts::{PortCounts, Room};
+use crate::counts::{PortCounts, Rebalancing, Room};
 use crate::locate::{Found, Locate, Location};
 use crate::nftables::{self, Nftables, NftablesConfig, NftablesError};
 
@@ -35,9 +35,12 @@ pub mod features;
 pub mod kernel;
 pub mod layout;
 mod locate;
+mod migrate;
 pub mod pods;
 pub mod program;
+pub mod rebalance;
 pub mod repair;
+mod scaled;
 mod stale;
 mod sys;
 pub mod walk;
@@ -45,7 +48,7 @@ pub mod walk;
 #[cfg(test)]
 mod tests;
 
-pub use kernel::{Kernel, KernelConfig, KernelError};
+pub use kernel::{Counting, Kernel, KernelConfig, KernelError};
 
 /// What one plan is in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,6 +125,7 @@ pub struct Ebpf {
 impl Ebpf {
     /// For one family of a node.
     pub fn new(family: Family, node: Node, packets: NftablesConfig) -> Ebpf {
+        node.kernel().expect(family);
         Ebpf { family, node, packets: Nftables::new(family, packets) }
     }
 
@@ -171,13 +175,19 @@ impl Datapath for Ebpf {
         Ok(Observed { sockets: self.node.kernel().observe(self.family)?, packets })
     }
 
-    /// The rules first: what a socket leaves alone must be served.
+    /// Before the programs are attached the rules are there: what a socket leaves alone must be served. Else the maps are first: they take
+    /// a change in microseconds, and until the rules have it, too, packets meet what was before, whole.
     fn apply(&mut self, change: &Change) -> Result<(), EbpfError> {
+        if !change.sockets.attach && !change.sockets.is_empty() {
+            self.node.kernel().apply(&change.sockets)?;
+        }
         self.packets.apply(&change.packets)?;
         if change.sockets.is_empty() {
             return Ok(());
         }
-        self.node.kernel().apply(&change.sockets)?;
+        if change.sockets.attach {
+            self.node.kernel().apply(&change.sockets)?;
+        }
         if change.packets.is_empty() {
             self.node.maps_alone.fetch_add(1, Ordering::Relaxed);
         }
@@ -190,6 +200,18 @@ impl Datapath for Ebpf {
         let of_port =
             |port: &ServicePortName| Some((port.clone(), all.remove(&program::service_id(self.family, port))?));
         Ok(ports.into_iter().filter_map(of_port).collect())
+    }
+
+    fn take_rebalancing(&mut self, plan: &NodePlan) -> Vec<(ServicePortName, Rebalancing)> {
+        let kernel = self.node.kernel();
+        if !kernel.has_rebalancing() {
+            return Vec::new();
+        }
+        let asks = plan.frontends.values().filter(|frontend| frontend.rebalance.is_some());
+        let names: BTreeMap<u64, &ServicePortName> = asks
+            .map(|frontend| (program::service_id(self.family, &frontend.service_port), &frontend.service_port))
+            .collect();
+        kernel.take_rebalancing(|service| names.get(&service).map(|name| (*name).clone()))
     }
 
     fn room(&self, program: &Program) -> Vec<Room> {

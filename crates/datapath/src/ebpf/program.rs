@@ -169,6 +169,7 @@ impl Entry {
             affinity_s: frontend.affinity.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX)),
             guarded: !frontend.source_ranges.is_empty(),
             reset_after_s: frontend.reset_after.map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX)),
+            rebalance: frontend.rebalance,
         };
         Some(Entry { value, sets: sets.into_iter().map(|(_, id, backends)| (id, backends)).collect() })
     }

@@ -1,10 +1,11 @@
 //! Ends sockets that are connected to a backend which is none any more: a connected UDP socket would go on sending to nobody,
 //! and no later call of its process would let it choose anew. TCP connections are ended only where the Service asks for it,
-//! at once or after a grace.
+//! at once or after a grace; and after a scale-up some of those that live long, where it asks for that ([`super::rebalance`]).
 //!
 //! ```text
 //! a change of frontends ─▶ every network namespace with a process of the node ─▶ its connected sockets
-//!    ─▶ those that came through a frontend (the map of peers) ─▶ no backend of it now? ─▶ ended
+//!    ─▶ those that came through a frontend (the map of peers) ─┬▶ no backend of it now? ─▶ ended
+//!                                                              └▶ it was scaled up? ─▶ Episode ─▶ some are closed
 //! ```
 //!
 //! Only the maps are asked, the same that the programs read: so it needs no memory of what was, and what became stale while
@@ -18,9 +19,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,12 +29,14 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::sockopt::ReceiveTimeout;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket};
 use nix::sys::time::{TimeVal, TimeValLike};
-use signpost_core::object::{Family, Protocol};
+use signpost_core::object::{Family, Protocol, Rebalance};
 use tracing::{info, warn};
 
 use super::diag::{self, Answer, Connected};
-use super::layout::{Key, Table, Value, endpoint, endpoint_of};
-use super::walk::{Maps, ends_after_s};
+use super::layout::{Key, SetId, Table, Value, endpoint, endpoint_of};
+use super::rebalance::{self, Connection, Episode, Group};
+use super::walk::{Maps, backends, ends_after_s, rebalanced};
+use crate::counts::Rebalancing;
 
 /// The pause between two looks at all sockets.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -47,15 +49,31 @@ const ANSWER_BYTES: usize = 1 << 16;
 #[derive(Debug)]
 pub struct Worker {
     orders: Sender<Order>,
-    ended: Arc<AtomicU64>,
+    done: Arc<Mutex<Done>>,
 }
 
 /// What is looked at.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Order {
     /// TCP as well: some frontend asks that its connections be ended.
     pub tcp: bool,
+    /// Service ports with more backends than before, whose connections are spread anew.
+    pub scaled_up: BTreeMap<u64, Rebalance>,
 }
+
+/// What was done so far.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// Sockets that were ended, since their backend is gone.
+    pub ended: u64,
+    /// Connections that were closed to be spread anew, by the number of their Service port.
+    pub rebalanced: BTreeMap<u64, u64>,
+    /// What happened of that, and nobody was told yet.
+    pub untold: Vec<(u64, Rebalancing)>,
+}
+
+/// What nobody asks for is forgotten from so many on.
+const MOST_UNTOLD: usize = 1_000;
 
 /// Since when sockets are without their backend: by cookie and peer.
 type Since = BTreeMap<(u64, SocketAddr), Instant>;
@@ -75,12 +93,11 @@ impl Worker {
     /// No thread can be had.
     pub(super) fn start(maps: LiveMaps, cgroup: PathBuf) -> io::Result<Worker> {
         let (orders, received) = channel();
-        let ended = Arc::new(AtomicU64::new(0));
-        let counted = ended.clone();
-        thread::Builder::new().name("stale-sockets".to_owned()).spawn(move || {
-            work(&maps, &cgroup, &received, &counted);
-        })?;
-        Ok(Worker { orders, ended })
+        let done = Arc::new(Mutex::new(Done::default()));
+        let own = fs::metadata("/proc/thread-self/ns/net")?.ino();
+        let work = Work { maps, cgroup, own, done: done.clone(), since: Since::new(), episodes: BTreeMap::new() };
+        thread::Builder::new().name("stale-sockets".to_owned()).spawn(move || work.run(&received))?;
+        Ok(Worker { orders, done })
     }
 
     /// Something about frontends changed. Does not wait.
@@ -90,33 +107,91 @@ impl Worker {
         }
     }
 
-    /// How many sockets were ended.
-    pub(super) fn ended(&self) -> u64 {
-        self.ended.load(Ordering::Relaxed)
+    /// What was done so far.
+    pub(super) fn done(&self) -> MutexGuard<'_, Done> {
+        lock(&self.done)
     }
 }
 
-fn work(maps: &LiveMaps, cgroup: &Path, orders: &Receiver<Order>, ended: &AtomicU64) {
-    let mut since = Since::new();
-    let (mut tcp, mut due) = (false, None);
-    loop {
-        match wait(orders, due) {
-            Ok(order) => tcp |= order.tcp,
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+fn lock(done: &Mutex<Done>) -> MutexGuard<'_, Done> {
+    done.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the thread knows.
+struct Work {
+    maps: LiveMaps,
+    cgroup: PathBuf,
+    /// The number of the node's own network namespace.
+    own: u64,
+    done: Arc<Mutex<Done>>,
+    since: Since,
+    /// By the number of the Service port.
+    episodes: BTreeMap<u64, Episode>,
+}
+
+impl Work {
+    fn run(mut self, orders: &Receiver<Order>) {
+        let (mut tcp, mut due) = (false, None);
+        loop {
+            let first = match wait(orders, due) {
+                Ok(order) => Some(order),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            // What came meanwhile is looked at together.
+            for order in first.into_iter().chain(orders.try_iter()) {
+                tcp |= order.tcp;
+                self.scaled_up(order.scaled_up);
+            }
+            due = self.look(tcp || !self.episodes.is_empty());
+            thread::sleep(PAUSE); // the most that a storm of changes may take of the machine
         }
-        orders.try_iter().for_each(|order| tcp |= order.tcp); // what came meanwhile is looked at together
-        let mut look = Look { maps, before: std::mem::take(&mut since), since: Since::new(), due: None, ended: 0 };
-        let looked = look.all(cgroup, if tcp { &[Protocol::Udp, Protocol::Tcp] } else { &[Protocol::Udp] });
-        if let Err(error) = looked {
-            warn!(%error, "sockets may be left with a backend that is gone");
+    }
+
+    fn scaled_up(&mut self, ports: BTreeMap<u64, Rebalance>) {
+        let now = Instant::now();
+        for (service, wish) in ports {
+            let episode = self.episodes.entry(service).or_insert_with(|| Episode::new(wish, now));
+            episode.go_on(wish, now);
+        }
+    }
+
+    /// Looks at all sockets; gives when to look again without an order.
+    fn look(&mut self, tcp: bool) -> Option<Instant> {
+        let before = std::mem::take(&mut self.since);
+        let mut look = Look::new(&self.maps, before, self.own, self.episodes.keys().copied().collect());
+        let looked = look.all(&self.cgroup, if tcp { &[Protocol::Udp, Protocol::Tcp] } else { &[Protocol::Udp] });
+        match looked.and_then(|()| look.rebalance(&mut self.episodes, &self.done)) {
+            Ok(()) => {}
+            Err(error) => warn!(%error, "sockets may be left with a backend that is gone"),
         }
         if look.ended > 0 {
-            ended.fetch_add(look.ended, Ordering::Relaxed);
+            lock(&self.done).ended += look.ended;
             info!(count = look.ended, "sockets whose backend is gone are ended");
         }
-        (since, due) = (look.since, look.due);
-        thread::sleep(PAUSE); // the most that a storm of changes may take of the machine
+        let due = look.due;
+        self.since = look.since;
+        self.forget_episodes();
+        let next = (!self.episodes.is_empty()).then(|| Instant::now() + rebalance::PACE);
+        due.into_iter().chain(next).min()
+    }
+
+    fn forget_episodes(&mut self) {
+        let (now, done) = (Instant::now(), &self.done);
+        self.episodes.retain(|service, episode| {
+            let (is_over, closed) = (episode.is_over(now), episode.total());
+            if is_over && closed > 0 {
+                info!(closed, "connections are spread anew");
+                tell(&mut lock(done), *service, Rebalancing::Ended { closed });
+            }
+            !is_over
+        });
+    }
+}
+
+fn tell(done: &mut Done, service: u64, what: Rebalancing) {
+    if done.untold.len() < MOST_UNTOLD {
+        done.untold.push((service, what));
     }
 }
 
@@ -131,21 +206,44 @@ fn wait(orders: &Receiver<Order>, due: Option<Instant>) -> Result<Order, RecvTim
 /// A look at all sockets of the node.
 struct Look<'a> {
     maps: &'a LiveMaps,
+    own: u64,
     /// Of the look before.
     before: Since,
     since: Since,
     /// The next end of a grace.
     due: Option<Instant>,
     ended: u64,
+    /// The network namespaces that were looked into.
+    namespaces: Vec<File>,
+    /// Of Service ports that are spread anew, the connections.
+    groups: BTreeMap<u64, BTreeMap<SetId, Group>>,
+    /// Which sockets they are, and in which of the network namespaces.
+    sockets: BTreeMap<Connection, (usize, Connected)>,
 }
 
-impl Look<'_> {
+impl<'a> Look<'a> {
+    fn new(maps: &'a LiveMaps, before: Since, own: u64, rebalanced: BTreeSet<u64>) -> Look<'a> {
+        Look {
+            maps,
+            own,
+            before,
+            since: Since::new(),
+            due: None,
+            ended: 0,
+            namespaces: Vec::new(),
+            groups: rebalanced.into_iter().map(|service| (service, BTreeMap::new())).collect(),
+            sockets: BTreeMap::new(),
+        }
+    }
+
     fn all(&mut self, cgroup: &Path, protocols: &[Protocol]) -> io::Result<()> {
         for netns in namespaces(cgroup)? {
-            setns(netns, CloneFlags::CLONE_NEWNET)?;
+            setns(&netns, CloneFlags::CLONE_NEWNET)?;
+            let is_node = netns.metadata()?.ino() == self.own;
+            self.namespaces.push(netns);
             for protocol in protocols {
                 for family in [Family::Ipv4, Family::Ipv6] {
-                    self.here(family, *protocol)?;
+                    self.here(family, *protocol, is_node)?;
                 }
             }
         }
@@ -153,10 +251,14 @@ impl Look<'_> {
     }
 
     /// In the network namespace that the thread is in.
-    fn here(&mut self, family: Family, protocol: Protocol) -> io::Result<()> {
+    fn here(&mut self, family: Family, protocol: Protocol, is_node: bool) -> io::Result<()> {
         let socket = open()?;
         for found in list(&socket, family, protocol)? {
-            let Some(after_s) = self.maps.ends_after_s(&found, protocol) else { continue };
+            let Some((frontend, service)) = self.maps.came_through(&found) else { continue };
+            if protocol == Protocol::Tcp && found.is_established {
+                self.group(found, frontend, service, is_node);
+            }
+            let Some(after_s) = ends_after_s(self.maps, frontend, protocol, found.peer) else { continue };
             let (key, now) = ((found.cookie, found.peer), Instant::now());
             let since = self.before.get(&key).copied().unwrap_or(now);
             let end = since + Duration::from_secs(after_s.into());
@@ -168,6 +270,52 @@ impl Look<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Puts a connection to those with which it shares its backends, if its Service port is spread anew.
+    fn group(&mut self, found: Connected, frontend: SocketAddr, service: u64, is_node: bool) {
+        let Some(groups) = self.groups.get_mut(&service) else { return };
+        let Some((_, set, count)) = rebalanced(self.maps, frontend, is_node) else { return };
+        let group = groups.entry(set).or_insert_with(|| {
+            let backends = backends(self.maps, set, count);
+            Group { backends, connections: BTreeSet::new() }
+        });
+        let connection = Connection { cookie: found.cookie, backend: found.peer };
+        group.connections.insert(connection);
+        self.sockets.insert(connection, (self.namespaces.len() - 1, found));
+    }
+
+    /// Closes what the episodes say.
+    fn rebalance(&self, episodes: &mut BTreeMap<u64, Episode>, done: &Mutex<Done>) -> io::Result<()> {
+        for (service, episode) in episodes {
+            let Some(groups) = self.groups.get(service) else { continue };
+            let chosen = episode.look(groups, Instant::now());
+            if chosen.is_empty() {
+                continue;
+            }
+            let closed = self.close(&chosen);
+            // Also what may have been closed before the kernel refused: the rate holds in any case.
+            let is_first = episode.total() == 0;
+            episode.closed(chosen.len(), Instant::now());
+            let closed = closed?;
+            let mut done = lock(done);
+            *done.rebalanced.entry(*service).or_default() += closed;
+            if is_first && closed > 0 {
+                info!("connections are closed to be spread anew");
+                tell(&mut done, *service, Rebalancing::Begun(episode.wish()));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many of them were still there.
+    fn close(&self, chosen: &[Connection]) -> io::Result<u64> {
+        let mut closed = 0;
+        for (netns, socket) in chosen.iter().filter_map(|connection| self.sockets.get(connection)) {
+            setns(&self.namespaces[*netns], CloneFlags::CLONE_NEWNET)?;
+            closed += u64::from(destroy(&open()?, socket, Protocol::Tcp)?);
+        }
+        Ok(closed)
     }
 }
 
@@ -242,11 +390,13 @@ fn destroy(socket: &OwnedFd, found: &Connected, protocol: Protocol) -> io::Resul
 }
 
 impl LiveMaps {
-    /// See [`ends_after_s`]; a socket that came through no frontend stays.
-    fn ends_after_s(&self, found: &Connected, protocol: Protocol) -> Option<u32> {
+    /// The frontend that a socket came through, and the number of its Service port; `None`: it came through none.
+    fn came_through(&self, found: &Connected) -> Option<(SocketAddr, u64)> {
         let key = [&found.cookie.to_ne_bytes()[..], &endpoint(found.peer), &[0; 4]].concat();
         let peer = self.peers.lookup(&key, MapFlags::ANY).ok()??;
-        ends_after_s(self, endpoint_of(&peer)?, protocol, found.peer)
+        // `struct peer`: an endpoint, a padding, and the number.
+        let service = u64::from_ne_bytes(*peer.last_chunk()?);
+        Some((endpoint_of(&peer)?, service))
     }
 }
 

@@ -3,10 +3,11 @@
 //! the plan means.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 
-use signpost_core::object::{Family, Protocol};
+use signpost_core::object::{Family, Protocol, Rebalance};
 use signpost_core::packet::{Entry, Packet, Rewrite, Verdict};
 use signpost_core::plan::FrontendKey;
 
@@ -46,16 +47,7 @@ pub fn walk(maps: &impl Maps, packet: &Packet, remembered: Option<SocketAddr>) -
         return Verdict::NotOurs;
     };
     let is_node = packet.entry == Entry::Local;
-    let pods_known = matches!(
-        maps.lookup(&Key::Node(Family::of(packet.destination.ip()))),
-        Some(Value::Node(node)) if node.pods_known
-    );
-    let route = match (is_node, pods_known) {
-        (true, _) => frontend.from_node,
-        (false, true) => frontend.from_pod,
-        (false, false) => frontend.from_elsewhere,
-    };
-    match route {
+    match route(maps, &frontend, Family::of(packet.destination.ip()), is_node) {
         RouteValue::Reject => Verdict::Reject,
         RouteValue::Backends { set, count, masquerade } if is_node || !masquerade => {
             let remembered = remembered.filter(|to| frontend.affinity_s > 0 && is_backend(maps, set, count, *to));
@@ -66,6 +58,35 @@ pub fn walk(maps: &impl Maps, packet: &Packet, remembered: Option<SocketAddr>) -
         }
         RouteValue::Backends { .. } | RouteValue::Drop => Verdict::NotOurs,
     }
+}
+
+/// What a client of this node meets at a frontend.
+fn route(maps: &impl Maps, frontend: &FrontendValue, family: Family, is_node: bool) -> RouteValue {
+    let pods_known = matches!(maps.lookup(&Key::Node(family)), Some(Value::Node(node)) if node.pods_known);
+    match (is_node, pods_known) {
+        (true, _) => frontend.from_node,
+        (false, true) => frontend.from_pod,
+        (false, false) => frontend.from_elsewhere,
+    }
+}
+
+/// Where a client of this node would be led by a frontend whose connections are to be spread anew: the wish, and the set with its
+/// size. `None`: nobody asks for that, or it is led nowhere.
+pub fn rebalanced(maps: &impl Maps, frontend: SocketAddr, is_node: bool) -> Option<(Rebalance, SetId, u32)> {
+    let found = find_frontend(maps, frontend, Protocol::Tcp)?;
+    match route(maps, &found, Family::of(frontend.ip()), is_node) {
+        RouteValue::Backends { set, count, .. } => Some((found.rebalance?, set, count)),
+        RouteValue::Reject | RouteValue::Drop => None,
+    }
+}
+
+/// The backends of a set; fewer, if it goes away meanwhile.
+pub fn backends(maps: &impl Maps, set: SetId, count: u32) -> BTreeSet<SocketAddr> {
+    let backend = |index| match maps.lookup(&Key::Slot(set, index)) {
+        Some(Value::Backend(to)) => Some(to),
+        _ => None,
+    };
+    (0..count).map_while(backend).collect()
 }
 
 fn find_frontend(maps: &impl Maps, to: SocketAddr, protocol: Protocol) -> Option<FrontendValue> {

@@ -304,6 +304,7 @@ fn frontend(service: &str, kind: FrontendKind, [from_pod, from_node, from_elsewh
         affinity: None,
         scheduler: None,
         reset_after: None,
+        rebalance: None,
     }
 }
 

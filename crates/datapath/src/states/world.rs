@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use signpost_core::object::{
-    Endpoint, EndpointPort, EndpointSlice, Family, Ingress, Node, ObjectName, Protocol, Service, ServicePort,
-    TrafficPolicy,
+    Endpoint, EndpointPort, EndpointSlice, Family, Ingress, Node, ObjectName, Protocol, Rebalance, Service,
+    ServicePort, TrafficPolicy,
 };
 use signpost_core::packet::{Entry, Packet};
 use signpost_core::plan::{Frontend, FrontendKey, NodePlan, Target};
@@ -202,6 +202,7 @@ fn service(dice: &mut Dice) -> Service {
         external_policy: policy(dice),
         internal_policy: policy(dice),
         affinity: dice.percent(30).then(|| Duration::from_secs(10 + dice.below(2) as u64)),
+        rebalance: dice.percent(20).then(|| Rebalance { within_percent: 20, rate_percent: 1 + dice.below(2) as u8 }),
         reset_after: dice.percent(20).then(|| Duration::from_secs(dice.below(3) as u64)),
         health_check_node_port: dice.percent(10).then(|| number(32_000)),
         scheduler: dice.percent(20).then(|| dice.pick(&Scheduler::ALL)),

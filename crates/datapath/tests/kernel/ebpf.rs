@@ -97,6 +97,7 @@ impl World {
             frontends: 1 << 10,
             slots: 1 << 12,
             remembered: 1 << 10,
+            ..KernelConfig::default()
         };
         World { net, cgroup, _servers: servers, config }
     }

@@ -59,6 +59,7 @@ fn frontend(name: &str, kind: FrontendKind, routes: [Route; 3]) -> Frontend {
         affinity: None,
         scheduler: None,
         reset_after: None,
+        rebalance: None,
     }
 }
 

@@ -3,18 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signpost_core::object::{Family, ObjectName, Protocol, ServicePortName};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use signpost_core::object::{Family, ObjectName, Protocol, Rebalance, ServicePortName};
 use signpost_core::plan::{Backend, NodePlan, Target};
 use signpost_datapath::Datapath;
-use signpost_datapath::counts::{BackendCounts, PortCounts};
+use signpost_datapath::counts::{BackendCounts, PortCounts, Rebalancing};
 use signpost_datapath::ebpf::program::Program;
 use signpost_datapath::ebpf::repair::repair;
-use signpost_datapath::ebpf::{Kernel, KernelConfig, Node};
+use signpost_datapath::ebpf::{Counting, Kernel, KernelConfig, Node};
 
 use crate::ebpf::{World, with_pins};
 use crate::net::{Addresses, addresses, hello};
@@ -48,7 +49,8 @@ fn counts(world: &World, node: &Node, plan: &NodePlan) -> BTreeMap<ServicePortNa
 #[test]
 fn connections_and_their_failures_are_counted_by_backend_and_service() {
     with_pins(|pins| {
-        let world = World::new(pins);
+        let mut world = World::new(pins);
+        world.config.counting = Counting::Packets;
         let plan = |family| {
             let Addresses { a, b, .. } = addresses(family);
             services(family, &[only(SocketAddr::new(b, 8080)), Target::Reject, only(SocketAddr::new(a, 9))])
@@ -95,11 +97,45 @@ fn connections_and_their_failures_are_counted_by_backend_and_service() {
             // Opening and end count one byte each, and the hello is some forty.
             assert!((7 * 50..7 * 53).contains(&served.sent_bytes), "{served:?}");
             assert!((7 * 60..7 * 200).contains(&served.received_bytes), "{served:?}");
-            assert_eq!(counted[&names[1]], PortCounts { refused: 2, backends: BTreeMap::new() });
+            // Of each an opening, an acknowledgement and what was sent, at least.
+            assert!((7 * 3..7 * 20).contains(&served.sent_packets), "{served:?}");
+            assert!((7 * 2..7 * 20).contains(&served.received_packets), "{served:?}");
+            assert_eq!(counted[&names[1]], PortCounts { refused: 2, ..PortCounts::default() });
             let unanswered = BackendCounts { connections: 3, unanswered: 3, ..BackendCounts::default() };
             assert_eq!(counted[&names[2]].backends, [(SocketAddr::new(a, 9), unanswered)].into());
         }
     });
+}
+
+#[test]
+fn packets_are_counted_only_if_that_is_asked_for_and_nothing_if_not_even_connections_are() {
+    for (counting, connections) in [(Counting::Connections, 1), (Counting::Nothing, 0)] {
+        with_pins(|pins| {
+            let mut world = World::new(pins);
+            world.config.counting = counting;
+            let (family, at) = (Family::Ipv4, SocketAddr::new(addresses(Family::Ipv4).b, 8080));
+            let plan = services(family, &[only(at)]);
+            let node = Node::new(world.config.clone());
+            program_with(&world.net.node, &plan, &mut world.mode(&node, family));
+            world.cgroup.run(|| {
+                world.net.a.run(|| {
+                    let stream = TcpStream::connect(vip(family, 1)).unwrap();
+                    hello(&stream).unwrap();
+                    end_with_reset(&stream);
+                });
+            });
+            let counted = counts(&world, &node, &plan);
+            let served = counted.values().flat_map(|port| port.backends.get(&at)).next().copied().unwrap_or_default();
+            assert_eq!((served.connections, served.sent_packets, served.received_packets), (connections, 0, 0));
+            assert_eq!(served.sent_bytes > 0, connections > 0, "{served:?}");
+        });
+    }
+}
+
+/// It ends at once, when it is dropped.
+fn end_with_reset(stream: &TcpStream) {
+    let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+    nix::sys::socket::setsockopt(stream, nix::sys::socket::sockopt::Linger, &linger).unwrap();
 }
 
 /// Whether a connection still carries what is sent, or was ended.
@@ -235,5 +271,148 @@ fn daemons_that_die_and_come_back_during_10_000_connections_lose_none() {
             assert!(done.load(Ordering::Relaxed), "a connection failed after {made:?} and {round} daemons");
             assert!(round > 2, "only {round} daemons came and went meanwhile");
         });
+    });
+}
+
+#[test]
+fn after_a_scale_up_connections_that_live_long_are_spread_anew_and_others_left() {
+    const CLIENTS: usize = 12;
+    with_pins(|pins| {
+        let world = World::new(pins);
+        let asks = Some(Rebalance { within_percent: 0, rate_percent: 100 });
+        let plan = |family, rebalance, both: bool| {
+            let Addresses { a, b, .. } = addresses(family);
+            let backends = |all: &[IpAddr]| Target::Backends(plans::backends(all));
+            let target = if both { backends(&[a, b]) } else { backends(&[b]) };
+            let mut plan = services(family, &[target.clone(), target]);
+            for frontend in
+                plan.frontends.values_mut().filter(|frontend| &*frontend.service_port.service.name == "cluster-ip-1")
+            {
+                frontend.rebalance = rebalance;
+            }
+            plan
+        };
+        let node = world.program(|family| plan(family, asks, false));
+        for family in FAMILIES {
+            world.cgroup.run(|| {
+                world.net.a.run(|| {
+                    let connect = |to| {
+                        let stream = TcpStream::connect(to).unwrap();
+                        let by = hello(&stream).unwrap();
+                        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                        (stream, by.split(' ').next().unwrap().parse::<SocketAddr>().unwrap().ip())
+                    };
+                    let mut pool: Vec<_> = (0..CLIENTS).map(|_| connect(vip(family, 1))).collect();
+                    let unasked: Vec<_> = (0..4).map(|_| connect(vip(family, 2)).0).collect();
+                    let direct: Vec<_> =
+                        (0..4).map(|_| connect(SocketAddr::new(addresses(family).b, 8080)).0).collect();
+                    program_with(&world.net.node, &plan(family, asks, true), &mut world.mode(&node, family));
+                    let deadline = Instant::now() + Duration::from_secs(120);
+                    let spread =
+                        |pool: &[(TcpStream, IpAddr)]| pool.iter().filter(|(_, by)| *by == addresses(family).a).count();
+                    // Even, twice in a row: what is closed is seen only when it is used.
+                    while spread(&pool) != CLIENTS / 2 || pool.iter().any(|(stream, _)| !is_alive(stream)) {
+                        assert!(Instant::now() < deadline, "{family}: {} of {CLIENTS}", spread(&pool));
+                        for client in &mut pool {
+                            if !is_alive(&client.0) {
+                                *client = connect(vip(family, 1));
+                            }
+                        }
+                        thread::sleep(Duration::from_millis(100));
+                    }
+                    assert!(unasked.iter().chain(&direct).all(is_alive), "{family}");
+                });
+            });
+            let plan = plan(family, asks, true);
+            let closed: u64 = counts(&world, &node, &plan).values().map(|port| port.rebalanced).sum();
+            assert!(closed >= CLIENTS as u64 / 2, "{closed}");
+            let told = world.mode(&node, family).take_rebalancing(&plan);
+            assert!(
+                matches!(&told[..], [(name, Rebalancing::Begun(wish)), ..]
+                if &*name.service.name == "cluster-ip-1" && Some(*wish) == asks),
+                "{told:?}"
+            );
+        }
+        assert_eq!(node.kernel().ended_sockets(), 0);
+    });
+}
+
+#[test]
+fn maps_of_an_older_layout_are_taken_over_without_a_gap() {
+    with_pins(|pins| {
+        let world = World::new(pins);
+        let plan = |family| {
+            let Addresses { a, b, .. } = addresses(family);
+            services(family, &[Target::Backends(plans::backends(&[a, b]))])
+        };
+        drop(world.program(plan));
+        // What an older daemon left: its maps of another layout, which its programs use; and of one that remembered otherwise.
+        let maps = || -> Vec<String> {
+            let names = std::fs::read_dir(pins).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.filter(|name| name.starts_with("maps-")).collect()
+        };
+        let current = maps().pop().unwrap();
+        let (_, sizes) = current.strip_prefix("maps-").unwrap().split_once('-').unwrap();
+        std::fs::rename(pins.join(&current), pins.join(format!("maps-2-{sizes}"))).unwrap();
+        let oldest = pins.join("maps-1-64-64-64");
+        std::fs::create_dir(&oldest).unwrap();
+        let options = libbpf_rs::libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as libbpf_rs::libbpf_sys::size_t,
+            ..Default::default()
+        };
+        let mut other = MapHandle::create(MapType::LruHash, Some("peers"), 8, 8, 64, &options).unwrap();
+        other.update(&[7; 8], &[7; 8], MapFlags::ANY).unwrap();
+        other.pin(oldest.join("peers")).unwrap();
+        world.net.node.command("nft", "flush ruleset");
+        let done = AtomicBool::new(false);
+        let family = Family::Ipv4;
+        world.cgroup.run(|| {
+            world.net.a.run(|| {
+                let stream = TcpStream::connect(vip(family, 1)).unwrap();
+                hello(&stream).unwrap();
+                let bind = || {
+                    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+                    socket
+                };
+                let (connected, unconnected) = (bind(), bind());
+                connected.connect(vip(family, 1)).unwrap();
+                let ask = |socket: &UdpSocket| {
+                    socket.send_to(b"?", vip(family, 1)).unwrap();
+                    let mut bytes = [0; 256];
+                    let (count, from) = socket.recv_from(&mut bytes).unwrap();
+                    let text = String::from_utf8_lossy(&bytes[..count]).into_owned();
+                    (text.split(' ').next().unwrap().to_owned(), from)
+                };
+                let first = ask(&unconnected);
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Relaxed) {
+                            TcpStream::connect(vip(family, 1)).and_then(|stream| hello(&stream)).unwrap();
+                        }
+                    });
+                    // The newer daemon.
+                    let node = Node::new(world.config.clone());
+                    let changes = world.net.node.run(|| {
+                        let mut mode = world.mode(&node, family);
+                        let change = mode.observe().map(|have| mode.repair(&mode.program(&plan(family)), &have));
+                        change.and_then(|change| mode.apply(&change).map(|()| change))
+                    });
+                    done.store(true, Ordering::Relaxed);
+                    let changes = changes.unwrap();
+                    assert!(changes.sockets.attach && !changes.sockets.set.is_empty(), "it fills maps of its own");
+                });
+                world.net.node.command("nft", "flush ruleset");
+                // Nobody notices.
+                assert!(is_alive(&stream));
+                assert_eq!(stream.peer_addr().unwrap(), vip(family, 1));
+                assert_eq!(connected.peer_addr().unwrap(), vip(family, 1));
+                for _ in 0..30 {
+                    assert_eq!(ask(&unconnected), first, "it stays with its backend, and sees who it asked");
+                }
+                TcpStream::connect(vip(family, 1)).and_then(|stream| hello(&stream)).unwrap();
+            });
+        });
+        assert_eq!(maps(), [current], "the older ones are gone");
     });
 }

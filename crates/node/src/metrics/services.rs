@@ -23,8 +23,14 @@ pub(super) struct Labelled {
 /// The reason, if it counts failures, and what it is of one Service port, given the total of its backends.
 type Sample = (Option<&'static str>, fn(&PortCounts, &BackendCounts) -> u64);
 
+/// Of what few Service ports ask for, or no node unless it is told to, only samples that are not 0 are written.
+const IF_ANY: [&str; 3] = [REBALANCED, SENT_PACKETS, RECEIVED_PACKETS];
+const SENT_PACKETS: &str = "signpost_service_sent_packets_total";
+const RECEIVED_PACKETS: &str = "signpost_service_received_packets_total";
+const REBALANCED: &str = "signpost_service_rebalanced_connections_total";
+
 /// Name, help, and what stands under the name.
-const SAMPLES: [(&str, &str, &[Sample]); 4] = [
+const SAMPLES: [(&str, &str, &[Sample]); 7] = [
     (
         "signpost_service_connections_total",
         "Connections that were led to a backend",
@@ -37,6 +43,9 @@ const SAMPLES: [(&str, &str, &[Sample]); 4] = [
     ),
     ("signpost_service_sent_bytes_total", "What ended connections had sent", &[(None, |_, all| all.sent_bytes)]),
     ("signpost_service_received_bytes_total", "What they had received", &[(None, |_, all| all.received_bytes)]),
+    (SENT_PACKETS, "What ended connections had sent, in packets", &[(None, |_, all| all.sent_packets)]),
+    (RECEIVED_PACKETS, "What they had received, in packets", &[(None, |_, all| all.received_packets)]),
+    (REBALANCED, "Connections that were closed to reach new endpoints", &[(None, |port, _| port.rebalanced)]),
 ];
 
 impl Labelled {
@@ -71,11 +80,15 @@ impl Labelled {
                     None => ("", "", ""),
                 };
                 for (reason, count) in samples {
+                    let number = count(counted, total);
+                    if number == 0 && IF_ANY.contains(&name) {
+                        continue;
+                    }
                     let labels = [("namespace", namespace), ("service", service), ("port", port)];
                     let family = [("ip_family", ip_family(*family))];
                     let reason = reason.map(|reason| ("reason", reason));
                     let labels: Vec<_> = labels.into_iter().chain(family).chain(reason).collect();
-                    text.sample(name, &labels, count(counted, total) as f64);
+                    text.sample(name, &labels, number as f64);
                 }
             }
         }
@@ -95,7 +108,12 @@ mod tests {
     fn written(labelled: &mut Labelled, ports: impl Iterator<Item = usize>) -> String {
         let counts = |number| BackendCounts { connections: number as u64, unanswered: 2, ..BackendCounts::default() };
         let backend = "10.244.1.2:80".parse().unwrap();
-        let one = |number| (port(number), PortCounts { refused: 3, backends: [(backend, counts(number))].into() });
+        let one = |number| {
+            (
+                port(number),
+                PortCounts { refused: 3, backends: [(backend, counts(number))].into(), ..PortCounts::default() },
+            )
+        };
         let mut text = Text::new();
         labelled.write(&mut text, &[(Family::Ipv4, ports.map(one).collect())].into());
         text.finish()
@@ -112,7 +130,47 @@ mod tests {
         ] {
             assert!(text.lines().any(|written| written == line), "{line} is missing in\n{text}");
         }
+        assert!(!text.contains("signpost_service_rebalanced"), "nobody asked for it");
+        assert!(!text.contains("packets_total{"), "they are not counted");
         assert_eq!(written(&mut Labelled::default(), 0..0), "");
+    }
+
+    #[test]
+    fn packets_and_what_was_spread_anew_are_told_where_there_are_any() {
+        let counts = BackendCounts { sent_packets: 5, received_packets: 7, ..BackendCounts::default() };
+        let backends = [("10.244.1.2:80".parse().unwrap(), counts)].into();
+        let counted = PortCounts { rebalanced: 9, backends, ..PortCounts::default() };
+        let mut text = Text::new();
+        Labelled::default().write(&mut text, &[(Family::Ipv4, [(port(1), counted)].into())].into());
+        let text = text.finish();
+        for (name, number) in [("sent_packets", 5), ("received_packets", 7), ("rebalanced_connections", 9)] {
+            let name = format!("signpost_service_{name}_total{{");
+            let is_it = |line: &&str| line.starts_with(&name) && line.ends_with(&format!(" {number}"));
+            assert_eq!(text.lines().filter(is_it).count(), 1, "{name} {number} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn samples_stay_few_however_many_services_and_backends_there_are() {
+        let backends = (0..200_u16).map(|number| {
+            (([10, 0, 0, 1], 1 + number).into(), BackendCounts { connections: 1, ..BackendCounts::default() })
+        });
+        let counted = PortCounts { backends: backends.collect(), ..PortCounts::default() };
+        let many = (0..3 * MOST_NAMED).map(|number| (port(number), counted.clone()));
+        let mut text = Text::new();
+        let counts: BTreeMap<_, _> = many.collect();
+        Labelled::default().write(&mut text, &[(Family::Ipv4, counts.clone()), (Family::Ipv6, counts)].into());
+        let text = text.finish();
+        let samples = text.lines().filter(|line| !line.starts_with('#')).count();
+        // Five for each that is named, and for what is left in each family: two of failures, one each of connections and bytes.
+        assert_eq!(samples, 5 * (MOST_NAMED + 2));
+        let all = "signpost_service_connections_total{";
+        let sum: f64 = text
+            .lines()
+            .filter(|line| line.starts_with(all))
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+            .sum();
+        assert_eq!(sum, 2.0 * 3.0 * MOST_NAMED as f64 * 200.0, "none is left out");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use signpost_core::planner::{NodeConfig, Planner};
 use signpost_core::store::{Dirty, Store};
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::{Totals, Wanted, Worker, places};
-use signpost_datapath::counts::{PortCounts, Room};
+use signpost_datapath::counts::{PortCounts, Rebalancing, Room};
 use tracing::{debug, error, info, warn};
 
 use super::Retry;
@@ -119,6 +119,11 @@ impl<D: Datapath> FamilySync<D> {
     /// The kernel does not say.
     pub fn counts(&mut self) -> Result<BTreeMap<ServicePortName, PortCounts>, D::Error> {
         self.datapath.counts(self.planner.plan())
+    }
+
+    /// See [`Datapath::take_rebalancing`].
+    pub fn take_rebalancing(&mut self) -> Vec<(ServicePortName, Rebalancing)> {
+        self.datapath.take_rebalancing(self.planner.plan())
     }
 
     /// See [`Datapath::room`]; nothing before the first sync.

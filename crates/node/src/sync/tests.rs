@@ -15,6 +15,7 @@ use signpost_core::planner::NodePortAddresses;
 use super::*;
 
 mod faults;
+mod room;
 
 /// A kernel that holds a plan as it is.
 #[derive(Debug, Default)]
@@ -27,6 +28,8 @@ struct Kernel {
     /// Whether a refused call did its work before it failed.
     lies: bool,
     generation: Option<u32>,
+    /// Its maps.
+    rooms: Vec<Room>,
 }
 
 impl Kernel {
@@ -102,6 +105,10 @@ impl Datapath for Fake {
                 Step::Change(change) => kernel.holds.as_mut().expect("a change follows the whole").apply(change),
             }
         })
+    }
+
+    fn room(&self, _program: &NodePlan) -> Vec<Room> {
+        self.0.lock().unwrap().rooms.clone()
     }
 
     fn generation(&mut self) -> Option<u32> {
@@ -202,6 +209,7 @@ fn options(pods: PodRanges) -> (SyncOptions, NodeConfig) {
     let options = SyncOptions {
         node: NODE.into(),
         mode: Mode::Nftables,
+        lacks: ["ebpf cannot be used here".to_owned()].into(),
         pods,
         min_sync_period: Duration::ZERO,
         sync_period: Duration::from_secs(30),
@@ -245,6 +253,7 @@ fn service(name: &str, number: u8) -> Service {
         internal_policy: TrafficPolicy::Cluster,
         affinity: None,
         reset_after: None,
+        rebalance: None,
         health_check_node_port: None,
         scheduler: None,
     }

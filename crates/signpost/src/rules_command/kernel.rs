@@ -40,6 +40,8 @@ pub(super) struct Report {
     pub modes: BTreeSet<Mode>,
     /// Whether a daemon said what should be; otherwise the kernel alone was read.
     pub from_daemon: bool,
+    /// What is missing on the node for more, and what is done in its place; not known without a daemon.
+    pub lacks: Vec<String>,
     pub rows: Vec<Row>,
     /// Every Service that is known.
     #[serde(skip)]
@@ -88,6 +90,7 @@ fn compare_once(wanted: &Wanted, answer: &Listing<Value>) -> anyhow::Result<Repo
         version: 1,
         modes: BTreeSet::from([answer.mode]),
         from_daemon: true,
+        lacks: answer.lacks.clone(),
         rows,
         services: answer.services.clone(),
     })
@@ -111,7 +114,7 @@ pub(super) fn alone(wanted: &Wanted) -> anyhow::Result<Report> {
     }
     let services = services_of(&rows);
     rows.retain(|row| wanted.is(&row.service_port.service));
-    Ok(Report { version: 1, modes, from_daemon: false, rows, services })
+    Ok(Report { version: 1, modes, from_daemon: false, lacks: Vec::new(), rows, services })
 }
 
 fn usable(probed: Result<(), ProbeError>, what: &str) -> bool {
@@ -222,6 +225,7 @@ fn unplanned(family: Family, frontend: FrontendKey, found: Found) -> Row {
         ends: ends.map(|end| (Client::Elsewhere, *end)).into_iter().collect(),
         backends: found.backends.iter().map(|(address, weight)| Backend::unknown(*address, *weight)).collect(),
         refused: None,
+        rebalanced: None,
         locations: found.locations,
         planned: true,
     }

@@ -48,6 +48,12 @@ fn table(report: &Report, wide: bool) -> String {
             text.push_str("? the kernel has this, and the daemon does not want it\n");
         }
     }
+    for lack in &report.lacks {
+        text.push_str(&format!(
+            "\nmode {}: {lack}\n",
+            report.modes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        ));
+    }
     text
 }
 
@@ -105,12 +111,20 @@ fn row_lines(row: &Row, named: bool, wide: bool) -> Vec<Vec<String>> {
     lines
 }
 
-/// How many there were, and of those how many came to nothing.
+/// How many there were, of those how many came to nothing, and what those that are over sent and received.
 fn connections(counts: BackendCounts) -> String {
-    match counts.unanswered {
-        0 => counts.connections.to_string(),
-        unanswered => format!("{} ({unanswered} unanswered)", counts.connections),
+    let BackendCounts { connections, unanswered, sent_bytes, received_bytes, sent_packets, received_packets } = counts;
+    let mut text = connections.to_string();
+    if unanswered > 0 {
+        text.push_str(&format!(" ({unanswered} unanswered)"));
     }
+    if sent_bytes + received_bytes > 0 {
+        text.push_str(&format!(", {sent_bytes}/{received_bytes} bytes"));
+    }
+    if sent_packets + received_packets > 0 {
+        text.push_str(&format!(", {sent_packets}/{received_packets} packets"));
+    }
+    text
 }
 
 /// In the short table the first place, and what is wrong; else all.

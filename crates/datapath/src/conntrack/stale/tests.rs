@@ -65,6 +65,7 @@ fn frontend(kind: FrontendKind, backends: &[&str]) -> Frontend {
         affinity: None,
         scheduler: None,
         reset_after: None,
+        rebalance: None,
     }
 }
 

@@ -29,7 +29,7 @@ static __always_inline void add(__u64 *number, __u64 more)
 /* A connection, or what an unconnected socket has with a backend, began. */
 SEPARATE int count_connection(__u64 service, const struct endpoint *backend)
 {
-	struct counter *counter = backend ? counter_of(service, backend) : 0;
+	struct counter *counter = backend && settings.counting ? counter_of(service, backend) : 0;
 
 	if (counter)
 		add(&counter->connections, 1);
@@ -39,7 +39,7 @@ SEPARATE int count_connection(__u64 service, const struct endpoint *backend)
 SEPARATE int count_refused(__u64 service)
 {
 	struct endpoint nobody = {};
-	struct counter *counter = counter_of(service, &nobody);
+	struct counter *counter = settings.counting ? counter_of(service, &nobody) : 0;
 
 	if (counter)
 		add(&counter->refused, 1);

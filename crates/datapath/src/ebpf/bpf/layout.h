@@ -71,7 +71,8 @@ struct frontend {
 	__u32 affinity_s;
 	__u32 flags;
 	__u32 grace_s;
-	__u32 zero;
+	/* Whether its TCP connections are spread anew after a scale-up: bound and rate, see layout.rs. The programs do not look. */
+	__u32 rebalance;
 };
 
 struct slot_key {
@@ -130,6 +131,24 @@ struct counter {
 	/* What ended connections had moved; TCP alone. */
 	__u64 sent_bytes;
 	__u64 received_bytes;
+	/* The same in segments, where that is asked for. */
+	__u64 sent_packets;
+	__u64 received_packets;
+};
+
+enum counting {
+	COUNT_NOTHING = 0,
+	COUNT_CONNECTIONS = 1,
+	COUNT_PACKETS = 2,
+};
+
+/* What the daemon fills in before it loads the programs. */
+struct settings {
+	/* The cookie of the node's network namespace. */
+	__u64 node_netns;
+	/* enum counting */
+	__u32 counting;
+	__u32 zero;
 };
 
 struct affinity {

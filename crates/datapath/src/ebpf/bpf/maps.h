@@ -33,6 +33,8 @@
 		__type(value, VALUE);                                                                                  \
 	} NAME SEC(".maps")
 
+const volatile struct settings settings;
+
 TABLE(frontends, struct frontend_key, struct frontend);
 TABLE(slots, struct slot_key, struct endpoint);
 /* Those of the node's addresses at which node ports answer. */

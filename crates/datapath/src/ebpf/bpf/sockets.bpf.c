@@ -22,9 +22,6 @@
 /* How often a backend is drawn for a socket that has one of another frontend's at the same address. */
 #define DRAWS 4
 
-/* The cookie of the node's network namespace. The daemon fills it in before it loads. */
-const volatile __u64 node_netns;
-
 enum verdict {
 	LEAVE,
 	REWRITE,
@@ -44,7 +41,7 @@ static __always_inline enum origin origin_of(const struct client *client, const 
 	__u32 family = !is_ipv4(to);
 	struct node *node;
 
-	if (client->netns == node_netns)
+	if (client->netns == settings.node_netns)
 		return FROM_NODE;
 	node = bpf_map_lookup_elem(&nodes, &family);
 	return node && node->pods_known ? FROM_POD : FROM_ELSEWHERE;
@@ -294,7 +291,7 @@ static __always_inline int bind_to(struct bpf_sock_addr *ctx, struct endpoint *a
 		.place = AT_NODE_PORT,
 	};
 
-	if (!at->port || bpf_get_netns_cookie(ctx) != node_netns)
+	if (!at->port || bpf_get_netns_cookie(ctx) != settings.node_netns)
 		return 1;
 	if (!everywhere && !bpf_map_lookup_elem(&node_port_ips, &at->address))
 		return 1;
@@ -332,17 +329,20 @@ static __always_inline void ended(struct bpf_sock_ops *ctx)
 {
 	struct peer_key key = peer_key_of(ctx);
 	struct peer *peer = bpf_map_lookup_elem(&peers, &key);
-	struct counter *counter = peer ? counter_of(peer->service, &key.backend) : 0;
+	struct counter *counter = peer && settings.counting ? counter_of(peer->service, &key.backend) : 0;
 
-	if (!counter)
-		return;
-	if (ctx->args[0] == BPF_TCP_SYN_SENT) {
+	if (counter && ctx->args[0] == BPF_TCP_SYN_SENT) {
 		add(&counter->unanswered, 1);
-	} else {
+	} else if (counter) {
 		add(&counter->sent_bytes, ctx->bytes_acked);
 		add(&counter->received_bytes, ctx->bytes_received);
+		if (settings.counting == COUNT_PACKETS) {
+			add(&counter->sent_packets, ctx->segs_out);
+			add(&counter->received_packets, ctx->segs_in);
+		}
 	}
-	bpf_map_delete_elem(&peers, &key);
+	if (peer)
+		bpf_map_delete_elem(&peers, &key);
 }
 
 SEC("sockops")
