@@ -130,7 +130,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|written| written == line), "{line} is missing in\n{text}");
         }
-        assert!(!text.contains("signpost_service_rebalanced"), "nobody asked for it");
+        assert!(!text.contains("signpost_service_rebalanced_connections_total{"), "nobody asked for it");
         assert!(!text.contains("packets_total{"), "they are not counted");
         assert_eq!(written(&mut Labelled::default(), 0..0), "");
     }
