@@ -37,6 +37,8 @@ use crate::world::World;
 const COMPONENT: &str = "load-balancer-controller";
 /// Holds a deleted Service until its address is free again, as cloud controllers do it.
 const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
+/// The label of a ConfigurationState that names the node that it is of.
+const NODE_NAME: &str = "metallb.io/node-name";
 /// For so long an address that was given back is given out last: clients and routers may still know it as another's.
 const REST: Duration = Duration::from_secs(60);
 
@@ -85,6 +87,19 @@ pub fn route_service(context: &Context, change: &Transition<Service>) {
                 context.queues.load_balancers.add(LoadBalancerKey::Service(name_of(waiting.as_ref())));
             }
         }
+    }
+}
+
+/// The addresses that a node found to be somebody else's.
+fn found_in_use(state: &ConfigurationState) -> BTreeSet<IpAddr> {
+    state.status.iter().flat_map(|status| status.addresses_in_use()).collect()
+}
+
+/// A node found an address to be somebody else's, or no longer: whoever has it may have to get another.
+pub fn route_state(context: &Context, change: &Transition<ConfigurationState>) {
+    let found = |state: &Option<Arc<ConfigurationState>>| state.as_deref().map(found_in_use).unwrap_or_default();
+    if change.new.is_none() || found(&change.old) != found(&change.new) {
+        route_all(context);
     }
 }
 
@@ -300,6 +315,8 @@ struct Elsewhere<'a> {
     resting: BTreeSet<IpAddr>,
     node_addresses: BTreeMap<IpAddr, String>,
     pod_ranges: Vec<(IpNet, String)>,
+    /// What nodes found that somebody else has, and which node.
+    in_use: BTreeMap<IpAddr, String>,
 }
 
 impl Elsewhere<'_> {
@@ -313,7 +330,13 @@ impl Elsewhere<'_> {
             let ranges = node.spec.iter().flat_map(|spec| spec.pod_cidrs.iter().flatten());
             pod_ranges.extend(ranges.filter_map(|range| Some((range.parse().ok()?, name.clone()))));
         }
-        Elsewhere { world, besides, resting, node_addresses, pod_ranges }
+        let mut in_use = BTreeMap::new();
+        for state in world.states.all() {
+            let node =
+                state.metadata.labels.as_ref().and_then(|labels| labels.get(NODE_NAME)).cloned().unwrap_or_default();
+            in_use.extend(found_in_use(&state).into_iter().map(|address| (address, node.clone())));
+        }
+        Elsewhere { world, besides, resting, node_addresses, pod_ranges, in_use }
     }
 }
 
@@ -340,6 +363,10 @@ impl Others for Elsewhere<'_> {
 
     fn is_resting(&self, address: IpAddr) -> bool {
         self.resting.contains(&address)
+    }
+
+    fn in_use(&self, address: IpAddr) -> Option<String> {
+        self.in_use.get(&address).map(|node| format!("on the segment of node {node}"))
     }
 }
 

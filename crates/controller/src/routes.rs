@@ -278,9 +278,7 @@ impl Watched for ConfigurationState {
     }
 
     fn route(context: &Context, change: &Transition<ConfigurationState>) {
-        if change.new.is_none() {
-            load_balancers::route_all(context);
-        }
+        load_balancers::route_state(context, change);
     }
 }
 

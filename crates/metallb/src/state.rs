@@ -1,5 +1,7 @@
 //! Pure. What controller and nodes tell: kinds that nobody writes by hand.
 
+use std::net::IpAddr;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -96,6 +98,22 @@ pub struct ConfigurationStateStatus {
     /// The parts of the component.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+/// The condition of a node's ConfigurationState that says whether the addresses that it would announce are free.
+pub const ADDRESSES_FREE: &str = "AddressesFree";
+
+/// What its message says: the addresses that somebody else on the segment has.
+pub fn in_use(addresses: impl IntoIterator<Item = IpAddr>) -> String {
+    addresses.into_iter().map(|address| address.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+impl ConfigurationStateStatus {
+    /// The addresses that [`in_use`] wrote into it.
+    pub fn addresses_in_use(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let conditions = self.conditions.iter().filter(|one| one.type_ == ADDRESSES_FREE && one.status == "False");
+        conditions.flat_map(|one| one.message.split(", ").filter_map(|address| address.parse().ok()))
+    }
 }
 
 /// How a session stands.

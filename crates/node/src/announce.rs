@@ -23,6 +23,7 @@ mod rivals;
 mod speaker;
 pub mod told;
 mod vips;
+mod wanted;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -156,11 +157,11 @@ async fn run(
         Some(done) = leave.recv() => return answer(done),
     };
     let (announced, telling) = watch::channel(AllAnnounced::new());
-    let (problems, problematic) = watch::channel(String::new());
+    let (reports, follow) = watch::channel(speaker::report(String::new(), String::new()));
     let mut telling = tokio::spawn(told::tell(client.clone(), node.clone(), telling, numbers.clone()));
     let mut states = JoinSet::new();
-    states.spawn(configuration::follow(client.clone(), node.clone(), "l2", problematic));
-    let speaker = Speaker::new(client, node, known, served, parts, announced, problems, numbers);
+    states.spawn(configuration::follow(client.clone(), node.clone(), "l2", follow));
+    let speaker = Speaker::new(client, node, known, served, parts, announced, reports, numbers);
     speaker.run(words, leave).await;
     // The last word is that nothing is announced; the API may be away.
     if tokio::time::timeout(LEAVE, &mut telling).await.is_err() {

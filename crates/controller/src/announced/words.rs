@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use signpost_core::announce::advertise::{Advertisement, Announced, Announcer, Objection, objection};
+use signpost_core::announce::advertise::{
+    Advertisement, Announced, Announcer, EXCLUDED, Objection, candidates, objection,
+};
 use signpost_core::announce::served::Served;
 use signpost_core::labels::Labels;
-use signpost_core::object::ObjectName;
+use signpost_core::object::{Family, ObjectName};
 
 /// So many nodes are named for one reason.
 const NAMED: usize = 20;
@@ -98,23 +100,38 @@ fn refusals(
             why_not(scene, advertisements, node).map_or_else(|| otherwise(node), |objection| objection.to_string());
         by_reason.entry(why).or_default().push(node);
     }
-    by_reason.into_iter().map(|(why, nodes)| format!("{protocol}: not {}: {why}", names(&nodes))).collect()
+    let mut all: Vec<String> =
+        by_reason.into_iter().map(|(why, nodes)| format!("{protocol}: not {}: {why}", names(&nodes))).collect();
+    let ignores = |family| {
+        candidates(&announced(scene), family, advertisements, scene.nodes).is_ok_and(|found| found.ignored_exclusion)
+    };
+    if families(scene).into_iter().any(ignores) {
+        all.push(format!(
+            "{protocol}: the label {EXCLUDED} is not heeded, as every node that could announce it has it"
+        ));
+    }
+    all
 }
 
-/// Why a node may announce none of the addresses.
-fn why_not(scene: &Scene<'_>, advertisements: &[Advertisement], node: &Arc<str>) -> Option<Objection> {
-    let announced = Announced {
+fn announced<'a>(scene: &Scene<'a>) -> Announced<'a> {
+    Announced {
         service: scene.service,
         labels: scene.labels,
         pool: scene.pool,
         pool_labels: scene.pool_labels,
         served: scene.served,
-    };
-    let families: BTreeSet<_> =
-        scene.served.addresses.iter().map(|address| signpost_core::object::Family::of(*address)).collect();
+    }
+}
+
+fn families(scene: &Scene<'_>) -> BTreeSet<Family> {
+    scene.served.addresses.iter().map(|address| Family::of(*address)).collect()
+}
+
+/// Why a node may announce none of the addresses.
+fn why_not(scene: &Scene<'_>, advertisements: &[Advertisement], node: &Arc<str>) -> Option<Objection> {
     let mut first = None;
-    for family in families {
-        first = first.or(Some(objection(&announced, family, advertisements, scene.nodes, node)?));
+    for family in families(scene) {
+        first = first.or(Some(objection(&announced(scene), family, advertisements, scene.nodes, node)?));
     }
     first
 }
@@ -133,8 +150,8 @@ fn s(nodes: &[&Arc<str>]) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use signpost_core::announce::advertise::EXCLUDED;
-    use signpost_core::object::{Family, TrafficPolicy};
+    use signpost_core::labels::{Requirement, Selector};
+    use signpost_core::object::TrafficPolicy;
 
     use super::*;
 
@@ -216,6 +233,16 @@ mod tests {
         let told = told(&Given { bgp: vec![advertisement()], peers, ..nothing() });
         assert!(told.message.starts_with("bgp: n2 announces it to router; "), "{}", told.message);
         assert!(told.message.contains("bgp: not n1: no session with a peer stands"), "{}", told.message);
+    }
+
+    #[test]
+    fn a_label_that_would_exclude_every_node_is_told_as_not_heeded() {
+        let labelled = Selector { requirements: vec![Requirement::Exists(EXCLUDED.into())] };
+        let on_n4 = Advertisement { node_selectors: vec![labelled], ..advertisement() };
+        let told = told(&Given { l2: vec![on_n4], layer2: ["n4".into()].into(), ..nothing() });
+        assert!(told.message.starts_with("layer2: n4 answers for it; "), "{}", told.message);
+        let end = "exclude-from-external-load-balancers is not heeded, as every node that could announce it has it";
+        assert!(told.message.ends_with(end), "{}", told.message);
     }
 
     #[test]

@@ -16,6 +16,10 @@ pub const INTERVAL: Duration = Duration::from_millis(100);
 /// A node that was silent for so long is dead.
 pub const DEAD_AFTER: Duration = Duration::from_millis(800);
 
+/// For so long the former life of a node must have been silent before one that began earlier, by the node's own clock, counts as
+/// its next: the clock was set back. What was sent in a former life and comes late is not taken for that.
+pub const SET_BACK: Duration = Duration::from_secs(10);
+
 /// What a node says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Heartbeat {
@@ -75,7 +79,10 @@ impl Liveness {
         if let Some(peer) = self.peers.get(&heartbeat.node)
             && (peer.last.life, peer.last.number) >= (heartbeat.life, heartbeat.number)
         {
-            return false;
+            let was_set_back = heartbeat.life < peer.last.life && now >= peer.heard_at + SET_BACK;
+            if !was_set_back {
+                return false;
+            }
         }
         self.peers.insert(heartbeat.node.clone(), Peer { last: heartbeat, heard_at: now });
         true
@@ -202,6 +209,18 @@ mod tests {
         assert!(!liveness.heard(beat("n2", 1, &[]), LATER), "an old one came late");
         assert!(liveness.heard(Heartbeat { life: 2, ..beat("n2", 1, &[]) }, LATER));
         assert!(liveness.lives("n2", LATER));
+    }
+
+    #[test]
+    fn a_node_whose_clock_was_set_back_counts_again_after_a_while() {
+        let mut liveness = Liveness::new("n1");
+        liveness.heard(Heartbeat { life: 1_000, ..beat("n2", 9, &[]) }, LATER);
+        let next = |number| Heartbeat { life: 5, ..beat("n2", number, &[]) };
+        let soon = LATER + SET_BACK - INTERVAL;
+        assert!(!liveness.heard(next(1), soon) && !liveness.lives("n2", soon));
+        let late = LATER + SET_BACK;
+        assert!(liveness.heard(next(2), late) && liveness.lives("n2", late));
+        assert!(liveness.heard(next(3), late + INTERVAL) && !liveness.heard(next(3), late + INTERVAL));
     }
 
     #[test]

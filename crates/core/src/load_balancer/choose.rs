@@ -66,6 +66,8 @@ pub trait Others {
     fn reserved(&self, address: IpAddr) -> Option<String>;
     /// Whether an address was given back a moment ago: somebody may still take it for its last owner's.
     fn is_resting(&self, address: IpAddr) -> bool;
+    /// Where somebody who is no Service of ours was found to have an address; `None`: nobody was.
+    fn in_use(&self, address: IpAddr) -> Option<String>;
 }
 
 /// Addresses for a Service.
@@ -129,6 +131,8 @@ pub enum Unfit {
     Port(ObjectName, Protocol, NonZeroU16),
     /// No Service may have it.
     Reserved(String),
+    /// Somebody else has it, there.
+    InUse(String),
 }
 
 /// Why a pool has nothing for a Service.
@@ -151,7 +155,7 @@ pub enum Lacks {
 pub fn choose(pools: &[Pool], request: &Request, others: &impl Others) -> Result<Chosen, Refusal> {
     let choice = Choice { pools, request, others };
     let lost = match choice.keep() {
-        Ok(Some(kept)) => return Ok(kept),
+        Ok(Some(kept)) => return Ok(choice.another_than(&kept).unwrap_or(kept)),
         Ok(None) => None,
         Err(refusal) => Some(refusal),
     };
@@ -212,6 +216,23 @@ impl<O: Others> Choice<'_, O> {
         }
         let addresses = self.in_order(&addresses);
         Ok(Some(Chosen { pool: pool.name.clone(), addresses, lost: None }))
+    }
+
+    /// Others of the pool in place of those that somebody else has, if they were not asked for and there are some.
+    fn another_than(&self, kept: &Chosen) -> Option<Chosen> {
+        if matches!(self.request.wish, Wish::Addresses(_)) {
+            return None;
+        }
+        let pool = self.pools.iter().find(|pool| pool.name == kept.pool)?;
+        let mut another = kept.clone();
+        for address in &mut another.addresses {
+            let Some(place) = self.others.in_use(*address) else { continue };
+            let is_good = |free: &IpAddr| self.others.in_use(*free).is_none() && !self.others.is_resting(*free);
+            let free = self.find(pool, Family::of(*address)).ok().filter(is_good)?;
+            another.lost = Some(Refusal::Unfit(*address, Unfit::InUse(place)));
+            *address = free;
+        }
+        another.lost.is_some().then_some(another)
     }
 
     fn exactly(&self, wanted: &[IpAddr]) -> Result<Chosen, Refusal> {
@@ -290,7 +311,8 @@ impl<O: Others> Choice<'_, O> {
         if addresses.is_empty() { Err(lacks) } else { Ok(Chosen { pool: pool.name.clone(), addresses, lost: None }) }
     }
 
-    /// One that it may share with others of its key; else the lowest free one that does not rest; else the lowest that does.
+    /// One that it may share with others of its key; else the lowest free one that does not rest; else the lowest that does;
+    /// last of all one that somebody else was found to have.
     fn find(&self, pool: &Pool, family: Family) -> Result<IpAddr, Lacks> {
         if !pool.has_family(family) {
             return Err(Lacks::Family(family));
@@ -304,17 +326,20 @@ impl<O: Others> Choice<'_, O> {
                 return Ok(address);
             }
         }
-        let mut resting = None;
+        let (mut resting, mut in_use) = (None, None);
         for address in pool.addresses(family).take(MOST_LOOKED_AT) {
             if !self.others.users(address).is_empty() || self.others.reserved(address).is_some() {
                 continue;
             }
-            if !self.others.is_resting(address) {
+            if self.others.in_use(address).is_some() {
+                in_use = in_use.or(Some(address));
+            } else if self.others.is_resting(address) {
+                resting = resting.or(Some(address));
+            } else {
                 return Ok(address);
             }
-            resting = resting.or(Some(address));
         }
-        resting.ok_or_else(|| Lacks::Full(family, pool.size(family)))
+        resting.or(in_use).ok_or_else(|| Lacks::Full(family, pool.size(family)))
     }
 
     fn check_fit(&self, address: IpAddr) -> Result<(), Refusal> {
@@ -418,6 +443,7 @@ impl fmt::Display for Unfit {
             ),
             Unfit::Port(user, protocol, port) => write!(f, "{user} has its port {port}/{protocol}"),
             Unfit::Reserved(reason) => f.write_str(reason),
+            Unfit::InUse(place) => write!(f, "somebody else has it, {place}"),
         }
     }
 }

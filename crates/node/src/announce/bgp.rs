@@ -109,9 +109,12 @@ pub async fn run(
                 }
                 published = true;
             }
-            Some((name, state)) = changes.recv() => {
+            Some((name, mut state)) = changes.recv() => {
                 if state.state != "Established" {
                     numbers.session_over(&name);
+                    // To try again is no success: what went wrong last is still so.
+                    let former = || stood.get(&name).and_then(|former| former.trouble.clone());
+                    state.trouble = state.trouble.or_else(former);
                 }
                 stood.insert(name, state);
             }

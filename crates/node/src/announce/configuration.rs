@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use signpost_metallb::convert::Fault;
@@ -11,18 +12,29 @@ use signpost_metallb::state::{ConfigurationStateSpec, ConfigurationStateStatus};
 use signpost_metallb::{ConfigurationState, NAMESPACE};
 use tokio::sync::watch;
 
+/// What a part says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// What cannot be used of the configuration; empty: nothing.
+    pub problems: String,
+    /// What else it tells, as the type of a condition, and the reason if it does not hold.
+    pub aspect: (&'static str, &'static str),
+    /// Why it does not hold; empty: it does.
+    pub trouble: String,
+}
+
 /// Faults in words; empty: there are none.
 pub fn problems(faults: &[Fault]) -> String {
     faults.iter().map(|fault| format!("{}: {}", fault.name, fault.problem)).collect::<Vec<_>>().join("; ")
 }
 
-/// Tells a part's problems whenever they change, until the sender is gone.
-pub async fn follow(client: Client, node: Arc<str>, part: &'static str, mut problems: watch::Receiver<String>) {
+/// Tells what a part says whenever it changes, until the sender is gone.
+pub async fn follow(client: Client, node: Arc<str>, part: &'static str, mut reports: watch::Receiver<Report>) {
     loop {
-        let now = problems.borrow_and_update().clone();
+        let now = reports.borrow_and_update().clone();
         let missed = tell(&client, &node, part, &now).await.is_err();
         tokio::select! {
-            changed = problems.changed() => if changed.is_err() { return },
+            changed = reports.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(super::RETRY), if missed => {}
         }
     }
@@ -38,14 +50,9 @@ pub fn of_kind(kind: &str, faults: &[Fault]) -> Vec<Fault> {
 ///
 /// # Errors
 /// The API's.
-pub async fn tell(client: &Client, node: &str, part: &str, problems: &str) -> kube::Result<()> {
+pub async fn tell(client: &Client, node: &str, part: &str, report: &Report) -> kube::Result<()> {
     let api: Api<ConfigurationState> = Api::namespaced(client.clone(), NAMESPACE);
     let name = format!("speaker-{part}-{node}");
-    let status = ConfigurationStateStatus {
-        result: if problems.is_empty() { "Valid" } else { "Invalid" }.to_owned(),
-        last_error: problems.to_owned(),
-        conditions: Vec::new(),
-    };
     let mut object = match api.get_opt(&name).await? {
         Some(object) => object,
         None => {
@@ -59,9 +66,51 @@ pub async fn tell(client: &Client, node: &str, part: &str, problems: &str) -> ku
             api.create(&PostParams::default(), &ConfigurationState::new(metadata, ConfigurationStateSpec {})).await?
         }
     };
+    let before = object.status.iter().flat_map(|status| &status.conditions).find(|one| one.type_ == report.aspect.0);
+    let status = ConfigurationStateStatus {
+        result: if report.problems.is_empty() { "Valid" } else { "Invalid" }.to_owned(),
+        last_error: report.problems.clone(),
+        conditions: vec![condition(report, before)],
+    };
     if object.status.as_ref() != Some(&status) {
         object.status = Some(status);
         api.replace_status(&name, &PostParams::default(), &object).await?;
     }
     Ok(())
+}
+
+fn condition(report: &Report, before: Option<&Condition>) -> Condition {
+    let (type_, reason) = report.aspect;
+    let (status, reason) = if report.trouble.is_empty() { ("True", "AsWanted") } else { ("False", reason) };
+    let since = before.filter(|before| before.status == status).map(|before| before.last_transition_time.clone());
+    Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: report.trouble.clone(),
+        last_transition_time: since.unwrap_or_else(|| Time(Timestamp::now())),
+        observed_generation: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_keeps_the_time_since_when_it_has_been_so() {
+        let report = |trouble: &str| Report {
+            problems: String::new(),
+            aspect: ("SessionsEstablished", "SessionDown"),
+            trouble: trouble.to_owned(),
+        };
+        let well = condition(&report(""), None);
+        assert_eq!((well.status.as_str(), well.reason.as_str()), ("True", "AsWanted"));
+        let long_ago = Time(Timestamp::UNIX_EPOCH);
+        let former = Condition { last_transition_time: long_ago.clone(), ..well };
+        assert_eq!(condition(&report(""), Some(&former)).last_transition_time, long_ago);
+        let ill = condition(&report("BGPPeer a: no answer"), Some(&former));
+        assert_eq!((ill.status.as_str(), ill.reason.as_str()), ("False", "SessionDown"));
+        assert_ne!(ill.last_transition_time, long_ago);
+    }
 }

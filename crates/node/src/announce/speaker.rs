@@ -11,18 +11,18 @@ use futures::Stream;
 use futures::stream::{SelectAll, StreamExt};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
-use signpost_core::announce::advertise::{self, Announced};
 use signpost_core::announce::liveness::{Heartbeat, INTERVAL, Liveness, digest, id};
 use signpost_core::announce::ownership::{self, Situation, Step};
 use signpost_core::announce::served::AllServed;
-use signpost_core::object::{Family, ObjectName};
 use signpost_metallb::NAMESPACE;
-use signpost_wire::mac::Mac;
+use signpost_metallb::state::{ADDRESSES_FREE, in_use};
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
+use super::RETRY;
+use super::configuration::{self, Report};
 use super::heartbeat::{self, Key, Unheard};
 use super::interfaces::{self, Interface};
 use super::known::{Known, Word};
@@ -31,7 +31,7 @@ use super::records::{self, Written};
 use super::responder::{Answers, Place, Responder, Sighting};
 use super::rivals::{Rivals, Verdict};
 use super::told::{self, AllAnnounced};
-use super::{RETRY, configuration};
+use super::wanted::{self, Wanted};
 
 /// When the segment is told of a new address, after the first time: devices drop single frames.
 const BURST_MS: [u64; 6] = [30, 150, 500, 1_000, 2_000, 4_000];
@@ -83,16 +83,6 @@ impl Parts {
     }
 }
 
-/// Who may have an address here, and for which Services it is.
-#[derive(Default)]
-struct Wanted {
-    candidates: BTreeMap<IpAddr, BTreeSet<Arc<str>>>,
-    /// Where this node can answer for each.
-    places: BTreeMap<IpAddr, Vec<(Place, Arc<str>, Mac)>>,
-    /// The Services of each, with its pool.
-    services: BTreeMap<IpAddr, Vec<(ObjectName, String, Arc<str>)>>,
-}
-
 /// Decides and acts, for this node.
 pub(super) struct Speaker {
     client: Client,
@@ -101,10 +91,14 @@ pub(super) struct Speaker {
     served: watch::Receiver<AllServed>,
     parts: Parts,
     announced: watch::Sender<AllAnnounced>,
-    problems: watch::Sender<String>,
+    reports: watch::Sender<Report>,
     numbers: Numbers,
     rivals: Rivals,
+    /// The Services, by uid, that were told that somebody else has an address of theirs.
+    told_in_use: BTreeSet<(IpAddr, String)>,
     interfaces: Vec<Interface>,
+    /// The daemon has said what it serves. Before, it would seem to be nothing, and the records would be given up.
+    published: bool,
     born: Instant,
     life: u64,
     number: u64,
@@ -142,7 +136,7 @@ impl Speaker {
         served: watch::Receiver<AllServed>,
         parts: Parts,
         announced: watch::Sender<AllAnnounced>,
-        problems: watch::Sender<String>,
+        reports: watch::Sender<Report>,
         numbers: Numbers,
     ) -> Speaker {
         let now = Instant::now();
@@ -155,10 +149,12 @@ impl Speaker {
             served,
             parts,
             announced,
-            problems,
+            reports,
             numbers,
             rivals: Rivals::default(),
+            told_in_use: BTreeSet::new(),
             interfaces: Vec::new(),
+            published: false,
             born: now,
             life,
             number: 0,
@@ -200,7 +196,12 @@ impl Speaker {
                     }
                     None => return,
                 },
-                changed = self.served.changed() => if changed.is_err() { return },
+                changed = self.served.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.published = true;
+                }
                 _ = ticks.tick() => self.say(),
                 received = self.parts.socket.recv_from(&mut datagram) => match received {
                     Ok((length, from)) => {
@@ -255,13 +256,13 @@ impl Speaker {
         let faults = configuration::problems(&configuration::of_kind("L2Advertisement", &self.known.faults));
         let others = self.rivals.problems();
         let problems = std::iter::once(faults).filter(|faults| !faults.is_empty()).chain(others);
-        let problems = problems.collect::<Vec<_>>().join("; ");
-        self.problems.send_if_modified(|current| {
-            let changed = *current != problems;
+        let now = report(problems.collect::<Vec<_>>().join("; "), in_use(self.rivals.in_use()));
+        self.reports.send_if_modified(|current| {
+            let changed = *current != now;
             if changed || !self.numbers.is_configured("l2") {
                 self.numbers.configured("l2", self.known.faults.len());
             }
-            *current = problems;
+            *current = now;
             changed
         });
     }
@@ -290,10 +291,15 @@ impl Speaker {
         digest(holders.iter().filter(|(_, holder)| ***holder == *node).map(|(address, _)| address))
     }
 
-    /// Tells the other nodes that this one lives, once it knows the records: before, it would seem to keep what it does not
-    /// know that it has.
+    /// Whether it knows the records and what this node serves.
+    fn is_ready(&self) -> bool {
+        self.published && self.known.is_whole()
+    }
+
+    /// Tells the other nodes that this one lives, once it is ready: before, it would seem to keep what it does not know that
+    /// it has, or cannot answer for.
     fn say(&mut self) {
-        if !self.known.is_whole() {
+        if !self.is_ready() {
             return;
         }
         self.number += 1;
@@ -337,47 +343,18 @@ impl Speaker {
         }
     }
 
-    /// Who may have what, and where this node could answer.
     fn wanted(&self) -> Wanted {
-        let mut wanted = Wanted::default();
-        let nodes = self.known.nodes();
-        let own = nodes.get(&self.node).map(|node| node.addresses.clone()).unwrap_or_default();
-        let served = self.served.borrow();
-        for (name, one) in served.iter() {
-            let Some(service) = self.known.services.get(name) else { continue };
-            for address in &one.addresses {
-                let Some(pool) = self.known.pool_of(service, *address) else { continue };
-                let pool_labels = self.known.pool_labels(&pool);
-                let announced = Announced {
-                    service: name,
-                    labels: &service.labels,
-                    pool: &pool,
-                    pool_labels: &pool_labels,
-                    served: one,
-                };
-                let advertisements = &self.known.usable_advertisements;
-                let Ok(found) = advertise::candidates(&announced, Family::of(*address), advertisements, &nodes) else {
-                    continue;
-                };
-                if let Some(named) = found.nodes.get(&self.node) {
-                    let on = interfaces::for_address(&self.interfaces, *address, named, &own);
-                    let places = on.iter().map(|one| ((one.index, *address), one.name.clone(), one.mac));
-                    wanted.places.insert(*address, places.collect());
-                }
-                let may: BTreeSet<Arc<str>> = found.nodes.into_keys().collect();
-                // Services that share an address go to a node that all of them can have, if there is one.
-                let both = wanted.candidates.get(address).map(|former| former & &may).filter(|both| !both.is_empty());
-                wanted.candidates.insert(*address, both.unwrap_or(may));
-                wanted.services.entry(*address).or_default().push((name.clone(), service.uid.clone(), pool));
-            }
-        }
-        wanted
+        wanted::wanted(&self.known, &self.served.borrow(), &self.interfaces, &self.node)
     }
 
     /// Brings records, answers and what is told in step with what is known.
     fn decide(&mut self) {
-        if !self.known.is_whole() {
+        if !self.is_ready() {
             return;
+        }
+        // What was heard of others comes before what silence allows.
+        while let Ok(sighting) = self.parts.sightings.try_recv() {
+            self.sighted(sighting);
         }
         let now = self.now();
         let (wanted, others, holders) = (self.wanted(), self.others(), self.known.holders());
@@ -412,9 +389,11 @@ impl Speaker {
             .filter(|(address, _)| mine(address))
             .flat_map(|(_, places)| places.iter().map(|(place, _, mac)| (*place, *mac)))
             .collect();
-        let announced = announced(&wanted, &holders, &mine);
-        self.rivals.own(&answers.keys().map(|(_, address)| *address).collect(), now);
+        let announced = wanted.announced(&holders, &mine);
+        let owned = answers.keys().map(|(_, address)| *address).collect();
+        self.rivals.own(&owned, |address| wanted.services.contains_key(address), now);
         self.parts.responder.watch(self.rivals.watched());
+        self.told_in_use.retain(|(address, _)| wanted.services.contains_key(address));
         self.tell_problems();
         self.set_answers(answers);
         self.announced.send_if_modified(|current| {
@@ -446,8 +425,25 @@ impl Speaker {
             return false;
         }
         warn!(%address, %mac, "somebody else on the segment has a load-balancer address");
+        self.told_in_use.retain(|(of, _)| *of != address);
         let wanted = self.wanted();
+        self.tell_in_use(address, &wanted);
+        // Whoever heard the other one is told again.
+        for (place, next) in &mut self.bursts {
+            if place.1 == address {
+                *next = (Instant::now(), 0);
+            }
+        }
+        true
+    }
+
+    /// Tells the Services of an address who else has it, each once.
+    fn tell_in_use(&mut self, address: IpAddr, wanted: &Wanted) {
+        let Some(mac) = self.rivals.holder(address) else { return };
         for (name, uid, _) in wanted.services.get(&address).into_iter().flatten() {
+            if !self.told_in_use.insert((address, uid.clone())) {
+                continue;
+            }
             let (client, node, name, uid) = (self.client.clone(), self.node.clone(), name.clone(), uid.clone());
             let message = format!("{address} is in use on the segment of node {node}: {mac} says that it has it");
             self.work.spawn(async move {
@@ -458,13 +454,6 @@ impl Speaker {
                 Done::Told
             });
         }
-        // Whoever heard the other one is told again.
-        for (place, next) in &mut self.bursts {
-            if place.1 == address {
-                *next = (Instant::now(), 0);
-            }
-        }
-        true
     }
 
     /// Whether an address without a record is free: nobody on the segment answers for it.
@@ -472,7 +461,11 @@ impl Speaker {
         let now = self.now();
         match self.rivals.may_claim(address, now) {
             Verdict::Free => true,
-            Verdict::Wait | Verdict::InUse => false,
+            Verdict::Wait => false,
+            Verdict::InUse => {
+                self.tell_in_use(address, wanted);
+                false
+            }
             Verdict::Probe => {
                 self.parts.responder.watch(self.rivals.watched());
                 for (place, _, mac) in wanted.places.get(&address).into_iter().flatten() {
@@ -564,31 +557,7 @@ impl Speaker {
     }
 }
 
-fn announced(wanted: &Wanted, holders: &BTreeMap<IpAddr, Arc<str>>, mine: &dyn Fn(&IpAddr) -> bool) -> AllAnnounced {
-    let mut all = AllAnnounced::new();
-    for (address, services) in &wanted.services {
-        let places = wanted.places.get(address).map(Vec::as_slice).unwrap_or_default();
-        if !mine(address) || places.is_empty() {
-            continue;
-        }
-        for (name, uid, pool) in services {
-            let one = all.entry(name.clone()).or_insert_with(|| told::Announced {
-                uid: uid.clone(),
-                addresses: BTreeSet::new(),
-                pool: pool.clone(),
-                interfaces: BTreeSet::new(),
-                holders: BTreeSet::new(),
-            });
-            one.addresses.insert(*address);
-            one.interfaces.extend(places.iter().map(|(_, name, _)| name.clone()));
-        }
-    }
-    for (address, services) in &wanted.services {
-        for (name, _, _) in services {
-            if let (Some(one), Some(holder)) = (all.get_mut(name), holders.get(address)) {
-                one.holders.insert(holder.clone());
-            }
-        }
-    }
-    all
+/// What this part says of itself.
+pub(super) fn report(problems: String, in_use: String) -> Report {
+    Report { problems, aspect: (ADDRESSES_FREE, "AddressInUse"), trouble: in_use }
 }

@@ -14,6 +14,7 @@ struct Cluster {
     has: BTreeMap<ObjectName, (Vec<IpAddr>, Sharing)>,
     reserved: BTreeSet<IpAddr>,
     resting: BTreeSet<IpAddr>,
+    in_use: BTreeSet<IpAddr>,
 }
 
 struct Besides<'a>(&'a Cluster, &'a ObjectName);
@@ -36,6 +37,10 @@ impl Others for Besides<'_> {
 
     fn is_resting(&self, address: IpAddr) -> bool {
         self.0.resting.contains(&address)
+    }
+
+    fn in_use(&self, address: IpAddr) -> Option<String> {
+        self.0.in_use.contains(&address).then(|| "on the segment of node n1".to_owned())
     }
 }
 
@@ -247,6 +252,40 @@ fn an_address_is_shared_by_key_backends_and_ports() {
 }
 
 #[test]
+fn an_address_that_somebody_else_has_is_exchanged_if_it_was_not_asked_for_and_another_is_free() {
+    let pools = [pool("both", &["10.0.0.1-10.0.0.3", "fd00::1-fd00::2"])];
+    let mut cluster = Cluster::default();
+    let dual = |name: &str| Request { families: vec![Family::Ipv4, Family::Ipv6], ..request(name) };
+    assert_eq!(cluster.told(&pools, &dual("a")), "10.0.0.1, fd00::1");
+    let has =
+        |name: &str, current: &[&str]| Request { current: current.iter().map(|one| ip(one)).collect(), ..dual(name) };
+    cluster.in_use.insert(ip("10.0.0.1"));
+    let chosen = cluster.ask(&pools, &has("a", &["10.0.0.1", "fd00::1"])).unwrap();
+    assert_eq!(chosen.addresses, [ip("10.0.0.2"), ip("fd00::1")]);
+    let why = chosen.lost.unwrap().to_string();
+    assert!(why.contains("10.0.0.1 cannot be given to it: somebody else has it, on the segment of node n1"), "{why}");
+    // One that rests may be somebody else's again: two such would be exchanged for each other for ever.
+    cluster.resting.insert(ip("10.0.0.2"));
+    let mut small = pools.clone();
+    small[0].ranges = vec!["10.0.0.1-10.0.0.2".parse().unwrap()];
+    let only = Request { families: vec![Family::Ipv4], current: vec![ip("10.0.0.1")], ..request("a") };
+    assert_eq!(cluster.ask(&small, &only).unwrap().addresses, [ip("10.0.0.1")]);
+    cluster.resting.clear();
+    cluster.has.insert(ObjectName::new("default", "a"), (vec![ip("10.0.0.2"), ip("fd00::1")], Sharing::default()));
+    // What nobody has goes first, what somebody has last; if there is nothing else, a Service keeps it.
+    assert_eq!(cluster.told(&pools, &dual("b")), "10.0.0.3, fd00::2");
+    let last = Request { families: vec![Family::Ipv4], ..request("c") };
+    assert_eq!(cluster.told(&pools, &last), "10.0.0.1");
+    let kept = cluster.ask(&pools, &Request { current: vec![ip("10.0.0.1")], ..last }).unwrap();
+    assert_eq!((kept.addresses, kept.lost), (vec![ip("10.0.0.1")], None));
+    // Who asked for an address gets no other.
+    cluster.has.clear();
+    let asked = wishes("d", &["10.0.0.1"]);
+    assert_eq!(cluster.told(&pools, &asked), "10.0.0.1");
+    assert_eq!(cluster.told(&pools, &Request { current: vec![ip("10.0.0.1")], ..asked }), "10.0.0.1");
+}
+
+#[test]
 fn a_range_of_ipv6_that_is_wholly_reserved_ends_the_search() {
     struct Nothing;
     impl Others for Nothing {
@@ -261,6 +300,9 @@ fn a_range_of_ipv6_that_is_wholly_reserved_ends_the_search() {
         }
         fn is_resting(&self, _: IpAddr) -> bool {
             false
+        }
+        fn in_use(&self, _: IpAddr) -> Option<String> {
+            None
         }
     }
     let asked = Request { families: vec![Family::Ipv6], ..request("a") };

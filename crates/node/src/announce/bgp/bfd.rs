@@ -54,6 +54,8 @@ pub struct BfdState {
     pub state: State,
     /// How often the peer was lost: fell silent, or said that it lost us. To be held down on purpose is no loss.
     pub losses: u64,
+    /// The hops that the peer's last packet had left, if it was thrown away for having fewer than it must.
+    pub too_far: Option<u8>,
 }
 
 /// All of them, by peer.
@@ -116,6 +118,7 @@ struct Running {
     /// Sends; packets come in by the sockets of all.
     socket: UdpSocket,
     losses: u64,
+    too_far: Option<u8>,
     mine: u32,
 }
 
@@ -310,7 +313,8 @@ impl Engine {
                     let port = if options.multi_hop { MULTI_HOP } else { SINGLE_HOP };
                     socket.connect(SocketAddr::new(options.peer, port))?;
                     let session = Session::new(options.profile, mine, self.now());
-                    return Ok(Running { options: options.clone(), session, socket, losses: 0, mine });
+                    let options = options.clone();
+                    return Ok(Running { options, session, socket, losses: 0, too_far: None, mine });
                 }
                 Err(error) => last = error,
             }
@@ -345,9 +349,12 @@ impl Engine {
         let Some((name, running)) = found else { return };
         let least = if several { running.options.minimum_ttl } else { HOPS };
         if received.hops < least {
-            debug!(peer = %name, hops = received.hops, "a packet of BFD came from too far away");
+            if running.too_far.replace(received.hops).is_none() {
+                warn!(peer = %name, hops = received.hops, least, "BFD's packets have come from too far away: they are thrown away");
+            }
             return;
         }
+        running.too_far = None;
         let before = running.session.state();
         if let Some(answer) = running.session.receive(&packet, now) {
             running.send(&answer);
@@ -362,7 +369,11 @@ impl Engine {
     }
 
     fn states(&self) -> BfdStates {
-        let state = |running: &Running| BfdState { state: running.session.state(), losses: running.losses };
+        let state = |running: &Running| BfdState {
+            state: running.session.state(),
+            losses: running.losses,
+            too_far: running.too_far,
+        };
         self.sessions.iter().map(|(name, running)| (name.clone(), state(running))).collect()
     }
 }

@@ -226,6 +226,9 @@ impl Known {
 
     fn bfd(&self, object: &BGPPeer, bgp: &PeerOptions) -> Result<Option<BfdOptions>, String> {
         let Some(wanted) = object.spec.bfd_profile.as_deref().filter(|name| !name.is_empty()) else { return Ok(None) };
+        if bgp.vrf.is_some() {
+            return Err("spec.bfdProfile: BFD does not run in a vrf".to_owned());
+        }
         let namespace = object.metadata.namespace.as_ref();
         let found =
             self.profiles.all().find(|one| one.name() == wanted && one.metadata.namespace.as_ref() == namespace);
@@ -436,6 +439,16 @@ mod tests {
             json!({"myASN": 64512, "localASN": 64999, "peerASN": 64513, "peerAddress": "172.18.0.1", "vrf": "red"});
         let options = read(spec).unwrap();
         assert_eq!((options.asn, options.vrf.as_deref()), (64999, Some("red")));
+    }
+
+    #[test]
+    fn bfd_in_a_vrf_is_refused() {
+        let spec =
+            json!({"myASN": 64512, "peerASN": 64513, "peerAddress": "172.18.0.1", "vrf": "red", "bfdProfile": "a"});
+        let options = read(spec.clone()).unwrap();
+        let object: BGPPeer = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap();
+        let refused = Known::default().bfd(&object, &options).unwrap_err();
+        assert_eq!(refused, "spec.bfdProfile: BFD does not run in a vrf");
     }
 
     #[test]

@@ -181,7 +181,8 @@ async fn connect(options: &PeerOptions) -> io::Result<TcpStream> {
         sys::set_tcp_md5(&socket, options.address, password)?;
     }
     if let Some(vrf) = &options.vrf {
-        socket.bind_device(Some(vrf.as_bytes()))?;
+        let bound = socket.bind_device(Some(vrf.as_bytes()));
+        bound.map_err(|error| io::Error::new(error.kind(), format!("the vrf {vrf} cannot be used: {error}")))?;
     }
     if let Some(source) = options.source {
         socket.bind(SocketAddr::new(source, 0))?;

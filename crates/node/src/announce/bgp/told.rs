@@ -10,6 +10,7 @@ use kube::{Api, Client};
 use signpost_core::announce::hash;
 use signpost_core::object::ObjectName;
 use signpost_metallb::NAMESPACE;
+use signpost_metallb::convert::Fault;
 use signpost_metallb::kind::{Kind, Object};
 use signpost_metallb::state::{
     BGPSessionStateSpec, BGPSessionStateStatus, ServiceBGPStatusSpec, ServiceBGPStatusStatus,
@@ -19,19 +20,37 @@ use tokio::task::JoinHandle;
 use tracing::{debug, info};
 
 use super::super::RETRY;
-use super::super::configuration;
+use super::super::configuration::{self, Report};
 use super::super::numbers::Numbers;
 use super::bfd::BfdStates;
 use super::known::Known;
 use super::peer::PeerState;
 use super::routes::Routes;
 
+/// Peers whose BFD packets are thrown away.
+fn too_far(bfd: &BfdStates) -> impl Iterator<Item = Fault> + '_ {
+    bfd.iter().filter_map(|(peer, state)| {
+        let hops = state.too_far?;
+        let problem = format!(
+            "BFD's packets come with a TTL of {hops}: a BFDProfile's minimumTtl (254 if it says nothing) and ebgpMultiHop let them in"
+        );
+        Some(Fault { name: format!("BGPPeer {peer}").into(), problem })
+    })
+}
+
+/// Why sessions do not stand; empty: all do, or are on their way.
+fn troubles(peers: &BTreeMap<Arc<str>, PeerState>) -> String {
+    let troubled = peers.iter().filter(|(_, state)| state.state != "Established");
+    let said = troubled.filter_map(|(peer, state)| Some(format!("BGPPeer {peer}: {}", state.trouble.as_ref()?)));
+    said.collect::<Vec<_>>().join("; ")
+}
+
 /// What is to be told.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct News {
     sessions: BTreeMap<String, BGPSessionStateStatus>,
     services: BTreeMap<String, ServiceBGPStatusStatus>,
-    problems: String,
+    report: Option<Report>,
 }
 
 /// Tells in the background.
@@ -91,10 +110,15 @@ impl Teller {
             services.insert(name(&[&self.node, &service.namespace, &service.name]), status);
         }
         self.log(announced, known);
-        let faults = known.all_faults();
+        let mut faults = known.all_faults();
+        faults.extend(too_far(bfd));
         self.numbers.configured("bgp", faults.len());
-        let problems = configuration::problems(&faults);
-        let news = News { sessions: sessions.collect(), services, problems };
+        let report = Report {
+            problems: configuration::problems(&faults),
+            aspect: ("SessionsEstablished", "SessionDown"),
+            trouble: troubles(peers),
+        };
+        let news = News { sessions: sessions.collect(), services, report: Some(report) };
         self.news.send_if_modified(|current| {
             let changed = *current != news;
             *current = news;
@@ -133,7 +157,10 @@ async fn write_all(client: Client, node: Arc<str>, mut news: watch::Receiver<New
         };
         let first = write(&sessions, &node, &now.sessions, |_| Vec::new()).await;
         let second = write(&services, &node, &now.services, service_labels).await;
-        let third = configuration::tell(&client, &node, "bgp", &now.problems).await;
+        let third = match &now.report {
+            Some(report) => configuration::tell(&client, &node, "bgp", report).await,
+            None => Ok(()),
+        };
         let missed = first.and(second).and(third);
         if let Err(error) = &missed {
             debug!(%error, "how BGP stands could not be told; trying again");
