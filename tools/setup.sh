@@ -71,9 +71,14 @@ if ! command -v bird >/dev/null && [ ! -x /usr/sbin/bird ] && [ ! -x .tools/bird
     missing+=(libssh-gcrypt-4)
 fi
 
-# GoBGP, which the tests of BGP talk with: its package would start a router, too.
-need_gobgp=no
+# GoBGP, FRR and ExaBGP, which the tests of BGP talk with: their packages would start routers, too.
+need_gobgp=no need_frr=no need_exabgp=no
 if [ ! -x .tools/gobgpd ]; then need_gobgp=yes; fi
+if [ ! -x .tools/frr/bgpd ]; then need_frr=yes; fi
+if [ ! -e .tools/exabgp/exabgp/__main__.py ]; then
+    need_exabgp=yes
+    [ -x /usr/bin/python3 ] || missing+=(python3)
+fi
 
 # Debian 12's kubectl is 1.20, too old to speak to this API; the binary inside a pinned Python package is not.
 kubectl_minor() {
@@ -112,8 +117,8 @@ unpack() {
     (cd "$2" && apt-get download -qq "$1" && dpkg -x "$1"_*.deb .) >/dev/null 2>&1 || fail "apt-get could not download $1"
 }
 
-if [ "$need_bird$need_gobgp" != nono ]; then
-    echo "setup: taking the programs of Debian's bird2 and gobgpd into .tools/, as far as they are missing"
+if [ "$need_bird$need_gobgp$need_frr$need_exabgp" != nononono ]; then
+    echo "setup: taking the programs of Debian's bird2, gobgpd, frr and python3-exabgp into .tools/, as far as they are missing"
     mkdir -p .tools
     unpacked=$(mktemp -d)
     [ ${#missing[@]} -gt 0 ] || apt-get update -qq >/dev/null 2>&1 || fail "apt-get could not update its lists"
@@ -124,6 +129,19 @@ if [ "$need_bird$need_gobgp" != nono ]; then
     if [ "$need_gobgp" = yes ]; then
         unpack gobgpd "$unpacked"
         cp "$unpacked/usr/bin/gobgp" "$unpacked/usr/bin/gobgpd" .tools/
+    fi
+    if [ "$need_frr" = yes ]; then
+        # With the libraries that it needs and few machines have.
+        for package in frr libyang2 libc-ares2 libjson-c5 libcap2 libreadline8; do unpack "$package" "$unpacked"; done
+        mkdir -p .tools/frr/lib
+        find "$unpacked" -name 'lib*.so.*' -path '*linux-gnu*' -exec cp -P {} .tools/frr/lib/ \;
+        cp "$unpacked/usr/lib/frr/zebra" "$unpacked/usr/lib/frr/bfdd" "$unpacked/usr/bin/vtysh" .tools/frr/
+        cp "$unpacked/usr/lib/frr/bgpd" .tools/frr/
+    fi
+    if [ "$need_exabgp" = yes ]; then
+        unpack python3-exabgp "$unpacked"
+        mkdir -p .tools/exabgp
+        cp -r "$unpacked/usr/lib/python3/dist-packages/exabgp" .tools/exabgp/
     fi
     rm -rf "$unpacked"
 fi

@@ -1,8 +1,10 @@
-//! Sessions with routers that others wrote: BIRD, GoBGP. Each runs in a network namespace of its own beside the
+//! Sessions with routers that others wrote: BIRD, GoBGP, FRR, ExaBGP. Each runs in a network namespace of its own beside the
 //! node's; a program that is missing fails its test.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends there")]
 
+mod frr;
+mod hops;
 mod network;
 mod trouble;
 
@@ -114,5 +116,52 @@ fn gobgp_learns_routes_of_both_families() {
         }
         let ask = || network.ask(Side::Router, network::tool("gobgp"), &["global", "rib", "-j"]);
         network::until("GoBGP has the community", || ask().contains(&(64512_u32 << 16 | 7).to_string())).await;
+    });
+}
+
+#[test]
+fn exabgp_decodes_what_it_is_told() {
+    Network::new().with_node(async |network| {
+        let heard = network.path("heard");
+        // Its output stays open: a helper that closes it counts as dead.
+        let script = network.file("hear", &format!("#!/bin/sh\ncat > {heard}\n"));
+        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let config = format!(
+            "process hear {{ run {script}; encoder json; }}
+neighbor 10.9.0.2 {{
+  router-id 10.9.0.1; local-address 10.9.0.1; local-as 64513; peer-as 64512; passive;
+  family {{ ipv4 unicast; ipv6 unicast; }}
+  api {{ processes [ hear ]; neighbor-changes; receive {{ parsed; update; }} }}
+}}
+"
+        );
+        let path = network.file("exabgp.conf", &config);
+        let python = network::tools().join("exabgp");
+        let settings = [
+            "exabgp.daemon.user=root".to_owned(),
+            "exabgp.tcp.bind=10.9.0.1".to_owned(),
+            "exabgp.tcp.port=179".to_owned(),
+            "exabgp.api.cli=false".to_owned(),
+            "PYTHONDONTWRITEBYTECODE=1".to_owned(),
+            format!("PYTHONPATH={}", python.display()),
+        ];
+        assert!(python.join("exabgp/__main__.py").exists(), "ExaBGP is missing: tools/setup.sh brings it");
+        let mut arguments: Vec<&str> = settings.iter().map(String::as_str).collect();
+        arguments.extend(["python3", "-m", "exabgp", &path]);
+        let _exabgp = network.start(Side::Router, "env".into(), &arguments);
+        let session = network.node().start();
+        session.established().await;
+        let wanted = [
+            "203.0.113.200/32",
+            "2001:db8:113::200/128",
+            "\"community\": [ [ 64512, 7 ] ]",
+            "\"as-path\": [ 64512 ]",
+            "\"10.9.0.2\": [",
+            "\"fd09::2\": [",
+        ];
+        let text = || std::fs::read_to_string(&heard).unwrap_or_default();
+        network::until("ExaBGP has heard it all", || wanted.iter().all(|part| text().contains(part))).await;
+        session.end().await;
+        network::until("ExaBGP has heard of the end", || text().contains("\"state\": \"down\"")).await;
     });
 }

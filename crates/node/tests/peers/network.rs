@@ -49,7 +49,7 @@ impl Drop for Running {
 /// BIRD, and how it is asked.
 pub struct Bird<'a> {
     network: &'a Network,
-    _running: Running,
+    running: Running,
 }
 
 /// Where `tools/setup.sh` puts programs.
@@ -139,7 +139,7 @@ impl Network {
     pub fn bird(&self, config: &str) -> Bird<'_> {
         let (config, socket, pid) = (self.file("bird.conf", config), self.path("bird.ctl"), self.path("bird.pid"));
         let arguments = ["-f", "-c", &config, "-s", &socket, "-P", &pid];
-        Bird { network: self, _running: self.start(Side::Router, tool("bird"), &arguments) }
+        Bird { network: self, running: self.start(Side::Router, tool("bird"), &arguments) }
     }
 
     /// A node with two routes, not started yet.
@@ -193,6 +193,17 @@ impl Bird<'_> {
             parts.iter().all(|part| answer.contains(part))
         };
         until(&format!("BIRD says {parts:?} to {question:?}"), all).await;
+    }
+
+    /// Waits until a line of its answer looks so.
+    pub async fn shows(&self, question: &[&str], line: &str) {
+        let line = regex::Regex::new(line).unwrap();
+        until(&format!("BIRD shows {line} to {question:?}"), || line.is_match(&self.ask(question))).await;
+    }
+
+    /// Ends it without a word to anybody.
+    pub fn kill(self) {
+        drop(self.running);
     }
 
     pub async fn says_no_more(&self, question: &[&str], part: &str) {

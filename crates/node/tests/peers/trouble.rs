@@ -53,6 +53,19 @@ fn a_peer_that_sends_garbage_or_goes_away_is_told_and_tried_again() {
 }
 
 #[test]
+fn a_vrf_that_is_not_there_is_told() {
+    Network::new().with_node(async |network| {
+        let elsewhere = |node: &mut super::network::Node| node.options.vrf = Some("red".to_owned());
+        troubled(network, elsewhere, "the vrf red cannot be used: ").await;
+        let _bird = network.bird(&super::bird("passive on;"));
+        let mut node = network.node();
+        // Any device bounds a connection as a vrf's does.
+        node.options.vrf = Some("wire".to_owned());
+        node.start().established().await;
+    });
+}
+
+#[test]
 fn a_hundred_peers_that_cannot_be_reached_hold_no_other_session_up() {
     Network::new().with_node(async |network| {
         let bird = network.bird(&super::bird("passive on;"));
