@@ -215,6 +215,7 @@ fn one(ground: &Ground<'_>, service: ServiceObject<'_>, name: &ObjectName, quest
     }
     findings.extend(nodes::judge(ground, name, &passed));
     findings.extend(policy::judge(ground, &cases.cases));
+    findings.retain(|finding| ground.is_founded(finding.code));
     explained(&mut findings);
     let unknown = ground.unknown(&passed);
     let mut diagnosis = Diagnosis {

@@ -11,6 +11,7 @@
 pub mod address;
 pub mod collect;
 pub mod doctor;
+mod field;
 pub mod firewall;
 pub mod kernel;
 pub mod listed;

@@ -1,7 +1,7 @@
 //! Pure. What the API's objects say at one moment: where everything is (for the prediction) and which address and port a
 //! destination means (for the packet).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,7 @@ use serde_json::Value;
 use signpost_core::object::{Family, Protocol};
 
 use crate::address::{Destination, PodName, PortRef, ServiceRef, Target};
+use crate::field::{at, list, text};
 use crate::predict::{ClusterView, NodeView, PodView};
 
 /// The annotation of a Lease that records which node announces an address.
@@ -118,10 +119,22 @@ impl Listed {
         listeners: &dyn Fn(&PodName) -> Listeners,
         around: &Surroundings,
     ) -> ClusterView {
+        self.view_of(family, listeners, around, &|_| true)
+    }
+
+    /// Where everything is, with those pods alone that are wanted.
+    pub(crate) fn view_of(
+        &self,
+        family: Family,
+        listeners: &dyn Fn(&PodName) -> Listeners,
+        around: &Surroundings,
+        wanted: &dyn Fn(&Value) -> bool,
+    ) -> ClusterView {
         let of_family = |address: &IpAddr| Family::of(*address) == family;
+        let pods = self.pods.iter().filter(|pod| wanted(pod));
         ClusterView {
             nodes: self.nodes.iter().filter_map(|node| node_view(node, family, around)).collect(),
-            pods: self.pods.iter().filter_map(|pod| pod_view(pod, family, listeners)).collect(),
+            pods: pods.filter_map(|pod| pod_view(pod, family, listeners)).collect(),
             outside: around.outside.iter().copied().find(of_family),
             others: around.others.iter().copied().filter(|address| of_family(&address.ip())).collect(),
             routes: self.announced().chain(around.routes.clone()).collect(),
@@ -131,19 +144,21 @@ impl Listed {
     /// The load-balancer addresses that nodes announce, each with its node: by the records of who announces what, else by
     /// what MetalLB's kinds tell of a Service.
     pub fn announced(&self) -> impl Iterator<Item = (IpAddr, String)> + '_ {
-        let told = self.l2_statuses.iter().chain(&self.bgp_statuses).flat_map(|status| {
-            let of = |field: &str| text(status, &format!("/status/{field}")).filter(|text| !text.is_empty());
-            let service = of("serviceNamespace").zip(of("serviceName"));
-            let object = service
-                .and_then(|(namespace, name)| self.services.iter().find(|object| is_named(object, namespace, name)));
-            let node = of("node");
+        let told = self.l2_statuses.len() + self.bgp_statuses.len() > 0;
+        let named = self.services.iter().filter(|_| told);
+        let by_name: HashMap<(&str, &str), &Value> = named.filter_map(|one| Some((full_name(one)?, one))).collect();
+        let told = self.l2_statuses.iter().chain(&self.bgp_statuses).flat_map(move |status| {
+            let of = |path: &str| text(status, path).filter(|text| !text.is_empty());
+            let service = of("/status/serviceNamespace").zip(of("/status/serviceName"));
+            let object = service.and_then(|name| by_name.get(&name).copied());
+            let node = of("/status/node");
             object
                 .zip(node)
                 .into_iter()
                 .flat_map(|(object, node)| ingress(object).into_iter().map(move |address| (address, node.to_owned())))
         });
         let recorded = self.leases.iter().filter_map(|lease| {
-            let annotations = lease.pointer("/metadata/annotations")?;
+            let annotations = at(lease, "/metadata/annotations")?;
             let address = annotations.get(ANNOUNCED)?.as_str()?.parse().ok()?;
             let holder = text(lease, "/spec/holderIdentity").filter(|holder| !holder.is_empty())?;
             Some((address, holder.to_owned()))
@@ -161,6 +176,18 @@ impl Listed {
         family: Family,
         saved: &BTreeMap<String, Saved>,
     ) -> Result<SocketAddr, NoAddress> {
+        self.resolve_by(&|wanted| self.find_service(wanted), target, family, saved)
+    }
+
+    /// As [`Listed::resolve`], with a quicker way to a Service by its name than to go through all.
+    pub(crate) fn resolve_by(
+        &self,
+        services: &FindService<'_>,
+        target: &Target,
+        family: Family,
+        saved: &BTreeMap<String, Saved>,
+    ) -> Result<SocketAddr, NoAddress> {
+        let find = |wanted: &ServiceRef| services(wanted).ok_or_else(|| missing("Service", &wanted.name));
         let protocol = target.scheme.protocol();
         let (addresses, port, name) = match &target.destination {
             Destination::Literal(address) => (vec![address.ip()], address.port(), address.to_string()),
@@ -175,7 +202,7 @@ impl Listed {
                 (pod_addresses(object), number, pod.to_string())
             }
             Destination::NodePort(node, service, port) => {
-                let object = self.service(service)?;
+                let object = find(service)?;
                 let found = match port {
                     PortRef::Name(name) => Some(named_port(object, name)?),
                     _ => service_port(object, port, protocol),
@@ -185,15 +212,15 @@ impl Listed {
                 (self.node_addresses(node)?, number, node.clone())
             }
             Destination::Cluster(service, port) => {
-                let object = self.service(service)?;
+                let object = find(service)?;
                 (texts(object, "/spec/clusterIPs"), frontend_port(object, port)?, service.name.clone())
             }
             Destination::External(service, port) => {
-                let object = self.service(service)?;
+                let object = find(service)?;
                 (texts(object, "/spec/externalIPs"), frontend_port(object, port)?, service.name.clone())
             }
             Destination::LoadBalancer(service, port) => {
-                let object = self.service(service)?;
+                let object = find(service)?;
                 (ingress(object), frontend_port(object, port)?, service.name.clone())
             }
             Destination::Name(name) => return Err(without("address before it is looked up", name)),
@@ -204,22 +231,9 @@ impl Listed {
         let address = addresses.into_iter().find(|address| Family::of(*address) == family);
         match address {
             Some(address) => Ok(SocketAddr::new(address, port)),
-            None if self.promises(&target.destination, family) => Err(NoAddress::Lacks { name, family }),
+            None if promises(services, &target.destination, family) => Err(NoAddress::Lacks { name, family }),
             None => Err(NoAddress::Family { name, family }),
         }
-    }
-
-    /// Whether a Service says that it is there in a family.
-    fn promises(&self, destination: &Destination, family: Family) -> bool {
-        let (Destination::Cluster(service, _)
-        | Destination::External(service, _)
-        | Destination::LoadBalancer(service, _)) = destination
-        else {
-            return false;
-        };
-        let families = self.service(service).ok().and_then(|object| object.pointer("/spec/ipFamilies")?.as_array());
-        let said = families.into_iter().flatten().filter_map(Value::as_str);
-        said.into_iter().any(|said| said.eq_ignore_ascii_case(&family.to_string()))
     }
 
     /// What a scenario's `save` step remembers: all addresses of a destination, and its port if it names one.
@@ -243,9 +257,8 @@ impl Listed {
         }
     }
 
-    fn service(&self, wanted: &ServiceRef) -> Result<&Value, NoAddress> {
-        let found = self.services.iter().find(|object| is_named(object, &wanted.namespace, &wanted.name));
-        found.ok_or_else(|| missing("Service", &wanted.name))
+    fn find_service(&self, wanted: &ServiceRef) -> Option<&Value> {
+        self.services.iter().find(|object| is_named(object, &wanted.namespace, &wanted.name))
     }
 
     fn pod(&self, wanted: &PodName) -> Result<&Value, NoAddress> {
@@ -259,12 +272,26 @@ impl Listed {
     }
 }
 
+/// Finds a Service by its name.
+pub(crate) type FindService<'a> = dyn Fn(&ServiceRef) -> Option<&'a Value> + 'a;
+
+/// Whether a Service says that it is there in a family.
+fn promises(services: &FindService<'_>, destination: &Destination, family: Family) -> bool {
+    let (Destination::Cluster(service, _) | Destination::External(service, _) | Destination::LoadBalancer(service, _)) =
+        destination
+    else {
+        return false;
+    };
+    let said = services(service).map_or(&[][..], |object| list(object, "/spec/ipFamilies")).iter();
+    said.filter_map(Value::as_str).any(|said| said.eq_ignore_ascii_case(&family.to_string()))
+}
+
 fn node_view(node: &Value, family: Family, around: &Surroundings) -> Option<NodeView> {
     let name = text(node, "/metadata/name")?.to_owned();
     let own = internal_addresses(node);
     let primary = own.iter().copied().find(|address| Family::of(*address) == family)?;
     let more = around.node_addresses.get(&name).into_iter().flatten().copied();
-    let cidrs = node.pointer("/spec/podCIDRs").and_then(Value::as_array).into_iter().flatten();
+    let cidrs = list(node, "/spec/podCIDRs").iter();
     Some(NodeView {
         name,
         primary,
@@ -286,7 +313,7 @@ fn pod_view(pod: &Value, family: Family, listeners: &dyn Fn(&PodName) -> Listene
     Some(PodView {
         node: text(pod, "/spec/nodeName")?.to_owned(),
         address,
-        host_network: pod.pointer("/spec/hostNetwork").and_then(Value::as_bool).unwrap_or(false),
+        host_network: at(pod, "/spec/hostNetwork").and_then(Value::as_bool).unwrap_or(false),
         listens,
         bind,
         name,
@@ -300,23 +327,23 @@ pub fn name(object: &Value) -> Option<&str> {
 
 /// The InternalIPs of a Node object.
 pub fn internal_addresses(node: &Value) -> Vec<IpAddr> {
-    let addresses = node.pointer("/status/addresses").and_then(Value::as_array).into_iter().flatten();
+    let addresses = list(node, "/status/addresses").iter();
     let internal = addresses.filter(|address| text(address, "/type") == Some("InternalIP"));
     internal.filter_map(|address| text(address, "/address")?.parse().ok()).collect()
 }
 
-fn pod_addresses(pod: &Value) -> Vec<IpAddr> {
-    let list = pod.pointer("/status/podIPs").and_then(Value::as_array).into_iter().flatten();
+pub(crate) fn pod_addresses(pod: &Value) -> Vec<IpAddr> {
+    let list = list(pod, "/status/podIPs").iter();
     list.filter_map(|address| text(address, "/ip")?.parse().ok()).collect()
 }
 
 fn ingress(service: &Value) -> Vec<IpAddr> {
-    let list = service.pointer("/status/loadBalancer/ingress").and_then(Value::as_array).into_iter().flatten();
+    let list = list(service, "/status/loadBalancer/ingress").iter();
     list.filter_map(|address| text(address, "/ip")?.parse().ok()).collect()
 }
 
 fn texts(object: &Value, pointer: &str) -> Vec<IpAddr> {
-    let list = object.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
+    let list = list(object, pointer).iter();
     list.filter_map(|address| address.as_str()?.parse().ok()).collect()
 }
 
@@ -331,7 +358,7 @@ fn frontend_port(service: &Value, port: &PortRef) -> Result<u16, NoAddress> {
 
 /// The entry of `spec.ports` with a name.
 fn named_port<'a>(service: &'a Value, wanted: &str) -> Result<&'a Value, NoAddress> {
-    let ports = service.pointer("/spec/ports").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let ports = at(service, "/spec/ports").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let found = ports.iter().find(|port| text(port, "/name") == Some(wanted));
     found.ok_or_else(|| {
         let names: Vec<&str> = ports.iter().filter_map(|port| text(port, "/name")).collect();
@@ -346,7 +373,7 @@ fn named_port<'a>(service: &'a Value, wanted: &str) -> Result<&'a Value, NoAddre
 
 /// The entry of `spec.ports`: by name, or by number and protocol.
 fn service_port<'a>(service: &'a Value, wanted: &PortRef, protocol: Option<Protocol>) -> Option<&'a Value> {
-    let mut ports = service.pointer("/spec/ports")?.as_array()?.iter();
+    let mut ports = at(service, "/spec/ports")?.as_array()?.iter();
     ports.find(|port| match wanted {
         PortRef::Name(name) => text(port, "/name") == Some(name),
         PortRef::Number(wanted) => {
@@ -360,8 +387,8 @@ fn service_port<'a>(service: &'a Value, wanted: &PortRef, protocol: Option<Proto
 /// The number of a container port with a name.
 fn pod_port(pod: &Value, wanted: &PortRef) -> Option<u16> {
     let PortRef::Name(wanted) = wanted else { return None };
-    let containers = pod.pointer("/spec/containers")?.as_array()?.iter();
-    let mut ports = containers.filter_map(|container| container.pointer("/ports")?.as_array()).flatten();
+    let containers = at(pod, "/spec/containers")?.as_array()?.iter();
+    let mut ports = containers.filter_map(|container| at(container, "/ports")?.as_array()).flatten();
     ports.find(|port| text(port, "/name") == Some(wanted)).and_then(|port| number(port, "containerPort"))
 }
 
@@ -376,12 +403,12 @@ fn number(object: &Value, field: &str) -> Option<u16> {
     object.get(field)?.as_u64().and_then(|number| u16::try_from(number).ok()).filter(|number| *number != 0)
 }
 
-fn text<'a>(object: &'a Value, pointer: &str) -> Option<&'a str> {
-    object.pointer(pointer).and_then(Value::as_str)
+fn is_named(object: &Value, namespace: &str, name: &str) -> bool {
+    text(object, "/metadata/name") == Some(name) && text(object, "/metadata/namespace") == Some(namespace)
 }
 
-fn is_named(object: &Value, namespace: &str, name: &str) -> bool {
-    text(object, "/metadata/namespace") == Some(namespace) && text(object, "/metadata/name") == Some(name)
+fn full_name(object: &Value) -> Option<(&str, &str)> {
+    Some((text(object, "/metadata/namespace")?, text(object, "/metadata/name")?))
 }
 
 fn missing(what: &'static str, name: &str) -> NoAddress {

@@ -1,7 +1,7 @@
 //! Pure. The plans that the objects ask for, made here anew: what a node's daemon says is compared with it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core_v1;
@@ -87,6 +87,16 @@ impl Understood {
         planner.update(&self.store, &self.dirty);
         planner.plan().clone()
     }
+}
+
+/// Everybody whom some client of a frontend may be led to.
+pub(crate) fn backends(frontend: &Frontend) -> BTreeSet<SocketAddr> {
+    let routes = [&frontend.from_pod, &frontend.from_node, &frontend.from_elsewhere];
+    let of = |target: &Target| match target {
+        Target::Backends(backends) => backends.iter().map(|backend| backend.address).collect::<Vec<_>>(),
+        Target::Reject | Target::Drop => Vec::new(),
+    };
+    routes.into_iter().flat_map(|route| of(&route.target)).collect()
 }
 
 /// Whether the node's cache for names is in use: a frontend goes nowhere else.

@@ -222,22 +222,44 @@ pub fn ways(view: &Indexed<'_>, walk: &Walk<'_>, sender: &Source, packet: Packet
     path.ways
 }
 
-/// A view in which pods are found by their address.
+/// A view in which pods are found by their address, their name and their node, and nodes by their name.
 #[derive(Debug)]
 pub struct Indexed<'a> {
     /// The view.
     pub view: &'a ClusterView,
     by_address: HashMap<IpAddr, Vec<usize>>,
+    by_name: HashMap<&'a PodName, usize>,
+    /// The first pod of each node that has a network of its own.
+    first_on: HashMap<&'a str, usize>,
+    /// The pods in each node's network.
+    in_network_of: HashMap<&'a str, Vec<usize>>,
+    nodes: HashMap<&'a str, usize>,
 }
 
 impl<'a> Indexed<'a> {
     /// Of a view.
     pub fn of(view: &'a ClusterView) -> Indexed<'a> {
-        let mut by_address: HashMap<IpAddr, Vec<usize>> = HashMap::new();
-        for (number, pod) in view.pods.iter().enumerate() {
-            by_address.entry(pod.address).or_default().push(number);
+        let mut index = Indexed {
+            view,
+            by_address: HashMap::with_capacity(view.pods.len()),
+            by_name: HashMap::with_capacity(view.pods.len()),
+            first_on: HashMap::new(),
+            in_network_of: HashMap::new(),
+            nodes: HashMap::new(),
+        };
+        for (number, node) in view.nodes.iter().enumerate() {
+            index.nodes.entry(&node.name).or_insert(number);
         }
-        Indexed { view, by_address }
+        for (number, pod) in view.pods.iter().enumerate() {
+            index.by_address.entry(pod.address).or_default().push(number);
+            index.by_name.entry(&pod.name).or_insert(number);
+            if pod.host_network {
+                index.in_network_of.entry(&pod.node).or_default().push(number);
+            } else {
+                index.first_on.entry(&pod.node).or_insert(number);
+            }
+        }
+        index
     }
 
     /// The pods that have an address; of a node's address, those in the node's network.
@@ -245,9 +267,54 @@ impl<'a> Indexed<'a> {
         let numbers = self.by_address.get(&address).into_iter().flatten();
         numbers.map(|number| &self.view.pods[*number])
     }
+
+    /// A pod by name.
+    pub fn pod(&self, name: &PodName) -> Option<&'a PodView> {
+        self.by_name.get(name).map(|number| &self.view.pods[*number])
+    }
+
+    /// Some pod of a node that has a network of its own.
+    pub fn some_pod_on(&self, node: &str) -> Option<&'a PodView> {
+        self.first_on.get(node).map(|number| &self.view.pods[*number])
+    }
+
+    /// A node by name.
+    pub fn node(&self, name: &str) -> Option<&'a NodeView> {
+        self.nodes.get(name).map(|number| &self.view.nodes[*number])
+    }
+
+    /// See [`ClusterView::address_of`].
+    pub fn address_of(&self, sender: &Source) -> Option<IpAddr> {
+        match sender {
+            Source::Pod(name) => self.pod(name).map(|pod| pod.address),
+            Source::Node(name) => self.node(name).map(|node| node.primary),
+            Source::Outside => self.view.outside,
+        }
+    }
+
+    fn host_of<'b>(&'b self, sender: &'b Source) -> Option<&'b str> {
+        match sender {
+            Source::Node(name) => Some(name),
+            Source::Pod(name) => self.pod(name).filter(|pod| pod.host_network).map(|pod| pod.node.as_str()),
+            Source::Outside => None,
+        }
+    }
+
+    fn pods_in_network_of(&self, node: &str) -> impl Iterator<Item = &'a PodView> {
+        let numbers = self.in_network_of.get(node).into_iter().flatten();
+        numbers.map(|number| &self.view.pods[*number])
+    }
 }
 
 impl Step {
+    /// The packet as it goes on.
+    pub fn packet(&self) -> &Packet {
+        match self {
+            Step::Sent { packet, .. } | Step::Carried { packet, .. } | Step::Arrived { packet, .. } => packet,
+            Step::AtSocket { after, .. } | Step::Ruled { after, .. } => after,
+        }
+    }
+
     /// For a scenario's report; `None`: not worth a word.
     fn told(&self) -> Option<String> {
         match self {
@@ -331,9 +398,9 @@ struct Flow {
 
 impl Path<'_> {
     fn send(&mut self, sender: &Source, packet: Packet) {
-        let host = self.view.host_of(sender).map(str::to_owned);
+        let host = self.index.host_of(sender).map(str::to_owned);
         let client_node = match sender {
-            Source::Pod(name) => self.view.pod(name).map(|pod| pod.node.clone()),
+            Source::Pod(name) => self.index.pod(name).map(|pod| pod.node.clone()),
             _ => host.clone(),
         };
         let seen = host.clone().map_or(Seen::Address(packet.source.ip()), Seen::Node);
@@ -425,7 +492,7 @@ impl Path<'_> {
     fn rewritten(&mut self, name: &str, mut flow: Flow, rewrite: Rewrite) {
         let before = flow.packet;
         flow.packet.destination = rewrite.to;
-        let node = self.view.node(name);
+        let node = self.index.node(name);
         // The kernel masquerades what leaves a node: what came in and stays never passes that hook.
         let stays = node.is_some_and(|node| node.addresses.contains(&rewrite.to.ip()));
         let masqueraded = rewrite.masquerade && (flow.packet.entry == Entry::Local || !stays);
@@ -445,7 +512,7 @@ impl Path<'_> {
     /// From a node on, once its rules are through.
     fn route(&mut self, name: &str, flow: Flow) {
         let destination = flow.packet.destination.ip();
-        let Some(node) = self.view.node(name) else { return self.end(flow, Fate::Lost) };
+        let Some(node) = self.index.node(name) else { return self.end(flow, Fate::Lost) };
         if node.addresses.contains(&destination) {
             return self.at_process(name, flow);
         }
@@ -505,8 +572,7 @@ impl Path<'_> {
     }
 
     fn at_process(&mut self, node: &str, mut flow: Flow) {
-        let mut pods = self.view.pods.iter().filter(|pod| pod.host_network && pod.node == node);
-        match pods.find(|pod| pod.answers(&flow.packet)) {
+        match self.index.pods_in_network_of(node).find(|pod| pod.answers(&flow.packet)) {
             None => {
                 let packet = flow.packet;
                 flow.steps.push(Step::Arrived { node: Some(node.to_owned()), by: None, pod: None, packet });

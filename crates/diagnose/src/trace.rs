@@ -23,7 +23,7 @@ pub mod picture;
 mod tests;
 pub mod text;
 
-pub use compute::{Stage, trace};
+pub use compute::{Stage, first_packet, trace};
 
 /// The kind in its JSON.
 pub const KIND: &str = "Trace";

@@ -11,10 +11,10 @@ use super::finding::{Finding, Severity};
 use super::ground::Ground;
 use super::object::ServiceObject;
 use super::{Question, To, to_port};
-use crate::address::{Destination, PodName, PortRef, Scheme, ServiceRef, Source, Target};
+use crate::address::{Destination, PortRef, Scheme, ServiceRef, Source, Target};
 use crate::listed::NoAddress;
 use crate::predict::{Indexed, Way};
-use crate::trace::Stage;
+use crate::trace::{Stage, first_packet};
 
 /// More nodes than this are not asked from: what differs between nodes shows in the comparison of their rules.
 const MOST_NODES: usize = 8;
@@ -52,7 +52,10 @@ pub(super) fn cases<'a>(
     let targets = targets(service, name, question);
     for (stage, index) in ground.stages {
         for (target, inside_only) in &targets {
-            let resolved = ground.snapshot.objects.resolve(target, stage.family, &BTreeMap::new());
+            let services = |wanted: &ServiceRef| {
+                ground.service(&ObjectName::new(&wanted.namespace, &wanted.name)).map(|service| service.0)
+            };
+            let resolved = ground.snapshot.objects.resolve_by(&services, target, stage.family, &BTreeMap::new());
             // A node has an address of a family in which the Service may not be there at all.
             let serves = |family| service.cluster_ips().into_iter().any(|ip| Family::of(ip) == family);
             let of_node = matches!(target.destination, Destination::NodePort(..));
@@ -70,7 +73,7 @@ pub(super) fn cases<'a>(
                 }
             };
             let Some(protocol) = protocol(question, target) else { continue };
-            for from in senders(stage, question, *inside_only) {
+            for from in senders(stage, index, question, *inside_only) {
                 cases.add(stage, index, from, target, destination, protocol, question.to.is_some());
             }
         }
@@ -97,7 +100,7 @@ impl<'a> Cases<'a> {
         protocol: Protocol,
         asked: bool,
     ) {
-        let Some(packet) = stage.packet(&from, destination, protocol) else { return };
+        let Some(packet) = first_packet(index, &from, destination, protocol) else { return };
         let ways = stage.ways(index, &from, packet);
         self.cases.push(Case { stage, index, from, to: to.clone(), packet, ways, asked });
     }
@@ -178,15 +181,13 @@ fn targets(service: ServiceObject<'_>, name: &ObjectName, question: &Question) -
 }
 
 /// Who asks: whom the question names, else a pod of each node, or the node if it has none.
-fn senders(stage: &Stage<'_>, question: &Question, inside_only: bool) -> Vec<Source> {
+fn senders(stage: &Stage<'_>, index: &Indexed<'_>, question: &Question, inside_only: bool) -> Vec<Source> {
     if let Some(from) = &question.from {
         return vec![from.clone()];
     }
-    let of_node = |node: &str| {
-        let mut pods = stage.view.pods.iter().filter(|pod| pod.node == node && !pod.host_network);
-        let name =
-            pods.next().map(|pod| PodName { namespace: pod.name.namespace.clone(), name: pod.name.name.clone() });
-        name.map_or_else(|| Source::Node(node.to_owned()), Source::Pod)
+    let of_node = |node: &str| match index.some_pod_on(node) {
+        Some(pod) => Source::Pod(pod.name.clone()),
+        None => Source::Node(node.to_owned()),
     };
     let nodes = stage.view.nodes.iter().take(MOST_NODES).map(|node| of_node(&node.name));
     let outside = stage.view.outside.filter(|_| !inside_only).map(|_| Source::Outside);

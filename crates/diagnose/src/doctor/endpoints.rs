@@ -400,6 +400,9 @@ fn twins(ground: &Ground<'_>, cases: &[Case<'_>]) -> Vec<Finding> {
     for case in cases {
         for way in &case.ways {
             let Some(Step::Arrived { by: Some(Answerer::Pod(_)), packet, .. }) = way.steps.last() else { continue };
+            if case.index.pods_at(packet.destination.ip()).take(2).count() < 2 {
+                continue;
+            }
             let at: BTreeSet<String> = case
                 .index
                 .pods_at(packet.destination.ip())

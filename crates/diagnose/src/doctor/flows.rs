@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use signpost_core::object::{Family, ObjectName, Protocol};
+use signpost_core::object::{Family, ObjectName};
 use signpost_core::plan::FrontendKind;
 
 use super::cause::Code;
 use super::finding::{Finding, Severity};
-use super::ground::Ground;
-use super::nodes;
-use crate::snapshot::NodeState;
+use super::ground::{Ground, Plan};
+use crate::planned::backends;
+use crate::snapshot::{NodeState, PortUse};
 
 /// The ports that masquerading may give to a flow from a port above 1023 (`nf_nat_l4proto_unique_tuple`).
 const PORTS: usize = 64_512;
@@ -20,18 +20,12 @@ const FULL_PERCENT: usize = 80;
 const FEWEST_CONNECTIONS: usize = 30;
 
 /// UDP flows to a frontend of the Service that lead to no endpoint of it.
-pub(super) fn stale(ground: &Ground<'_>, name: &str, state: &NodeState, service: &ObjectName) -> Vec<Finding> {
+pub(super) fn stale(ground: &Ground<'_>, name: &str, service: &ObjectName) -> Vec<Finding> {
     let mut found = Vec::new();
-    for flow in &state.conntrack.translated_udp {
+    for flow in ground.udp_flows(name, service) {
         let family = Family::of(flow.to.ip());
-        let Some(plan) = state.wanted.get(&family).or_else(|| state.plans.get(&family)) else { continue };
-        let claim = ground.claims.get(&(Some(flow.to.ip()), Protocol::Udp, flow.to.port()));
-        let is_own = claim.and_then(|claims| claims.first()).is_some_and(|claim| claim.service == *service);
-        if !is_own {
-            continue;
-        }
-        let leads =
-            nodes::of_service(plan, service).values().any(|frontend| nodes::backends(frontend).contains(&flow.backend));
+        let Some(frontends) = ground.best_known(name, family, service) else { continue };
+        let leads = frontends.iter().any(|(_, frontend)| backends(frontend).contains(&flow.backend));
         if !leads {
             found.push(
                 Finding::new(
@@ -52,41 +46,61 @@ pub(super) fn stale(ground: &Ground<'_>, name: &str, state: &NodeState, service:
 }
 
 /// The backends of a Service, as a node knows them.
-pub(super) fn backends_of(state: &NodeState, service: &ObjectName) -> BTreeSet<SocketAddr> {
-    let plans = state.wanted.values().chain(state.plans.values());
-    plans.flat_map(|plan| nodes::of_service(plan, service).into_values().flat_map(nodes::backends)).collect()
+fn backends_of(ground: &Ground<'_>, node: &str, service: &ObjectName) -> BTreeSet<SocketAddr> {
+    let families = [Family::Ipv4, Family::Ipv6].into_iter();
+    let plans = families.flat_map(|family| [(family, Plan::Wanted), (family, Plan::Said)]);
+    let frontends = plans.flat_map(|(family, plan)| ground.frontends(node, family, plan, service));
+    frontends.flat_map(|(_, frontend)| backends(frontend)).collect()
 }
 
-/// A node that masquerades has a port for each flow to one destination. `of`: only to these backends.
-pub(super) fn ports_taken(name: &str, state: &NodeState, of: Option<&BTreeSet<SocketAddr>>) -> Option<Finding> {
-    let uses = state.conntrack.masqueraded.iter();
-    let mut uses = uses.filter(|one| of.is_none_or(|backends| backends.contains(&one.backend)));
-    let worst = uses.next().filter(|one| one.flows * 100 >= PORTS * FULL_PERCENT)?;
+/// The ports of a node that flows to backends of a Service take.
+pub(super) fn ports_taken_by(
+    ground: &Ground<'_>,
+    name: &str,
+    state: &NodeState,
+    service: &ObjectName,
+) -> Option<Finding> {
+    let mut busy = state.conntrack.masqueraded.iter().filter(|one| is_nearly_all(one)).peekable();
+    busy.peek()?;
+    let backends = backends_of(ground, name, service);
+    Some(ports_told(name, busy.find(|one| backends.contains(&one.backend))?))
+}
+
+/// A node that masquerades has a port for each flow to one destination.
+pub(super) fn ports_taken(name: &str, state: &NodeState) -> Option<Finding> {
+    let worst = state.conntrack.masqueraded.iter().find(|one| is_nearly_all(one))?;
+    Some(ports_told(name, worst))
+}
+
+fn is_nearly_all(one: &PortUse) -> bool {
+    one.flows * 100 >= PORTS * FULL_PERCENT
+}
+
+fn ports_told(name: &str, worst: &PortUse) -> Finding {
     let share = worst.flows * 100 / PORTS;
-    Some(
-        Finding::new(
-            Code::SnatPorts,
-            Severity::Degraded,
-            format!("node {name} has taken {share} % of the ports of {} towards {}", worst.by, worst.backend),
-        )
-        .measured(format!(
-            "conntrack: {} {} flows are masqueraded to it, of {PORTS} that may be",
-            worst.flows, worst.protocol
-        ))
-        .on(name)
-        .next(format!("on node {name}: conntrack -L --reply-src {} | wc -l", worst.backend.ip())),
+    Finding::new(
+        Code::SnatPorts,
+        Severity::Degraded,
+        format!("node {name} has taken {share} % of the ports of {} towards {}", worst.by, worst.backend),
     )
+    .measured(format!(
+        "conntrack: {} {} flows are masqueraded to it, of {PORTS} that may be",
+        worst.flows, worst.protocol
+    ))
+    .on(name)
+    .next(format!("on node {name}: conntrack -L --reply-src {} | wc -l", worst.backend.ip()))
 }
 
 /// Connections that were made when there were other backends, and stay: new backends get none of them.
 pub(super) fn uneven(ground: &Ground<'_>, service: &ObjectName) -> Vec<Finding> {
     let mut ports: BTreeMap<String, BTreeSet<SocketAddr>> = BTreeMap::new();
-    for plan in ground.snapshot.nodes.values().flat_map(|state| state.wanted.values()) {
-        for frontend in nodes::of_service(plan, service).into_values() {
+    let nodes = ground.snapshot.nodes.iter();
+    for (node, family) in nodes.flat_map(|(node, state)| state.wanted.keys().map(move |family| (node, *family))) {
+        for (_, frontend) in ground.frontends(node, family, Plan::Wanted, service) {
             // By client some backends may be meant to have more.
             if frontend.kind == FrontendKind::ClusterIp && frontend.affinity.is_none() {
-                let name = format!("{} {}", frontend.service_port, plan.family);
-                ports.entry(name).or_default().extend(nodes::backends(frontend));
+                let name = format!("{} {family}", frontend.service_port);
+                ports.entry(name).or_default().extend(backends(frontend));
             }
         }
     }
@@ -94,14 +108,7 @@ pub(super) fn uneven(ground: &Ground<'_>, service: &ObjectName) -> Vec<Finding> 
 }
 
 fn uneven_port(ground: &Ground<'_>, port: &str, backends: &BTreeSet<SocketAddr>) -> Option<Finding> {
-    // Each connection passes the node of its backend, and maybe that of its client too.
-    let held = |backend: &SocketAddr| {
-        let nodes = ground.snapshot.nodes.values();
-        let of_node =
-            nodes.filter_map(|state| state.conntrack.established.iter().find(|held| held.backend == *backend));
-        of_node.map(|held| held.flows).max().unwrap_or(0)
-    };
-    let counts: Vec<(SocketAddr, usize)> = backends.iter().map(|backend| (*backend, held(backend))).collect();
+    let counts: Vec<(SocketAddr, usize)> = backends.iter().map(|backend| (*backend, ground.held(backend))).collect();
     let all: usize = counts.iter().map(|(_, count)| count).sum();
     let (most_at, most) = counts.iter().copied().max_by_key(|(_, count)| *count)?;
     if counts.len() < 2 || all < FEWEST_CONNECTIONS || !is_no_chance(all, counts.len(), most) {

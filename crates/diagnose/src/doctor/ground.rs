@@ -1,16 +1,18 @@
 //! Pure. A snapshot, indexed for judges: made once, asked for every Service.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 use signpost_cluster::Malformed;
 use signpost_core::object::{Family, ObjectName, Protocol};
+use signpost_core::plan::{Frontend, FrontendKey, NodePlan};
 
+use super::cause::Code;
 use super::object::{PodObject, ServiceObject, SliceObject, object_name, text};
 use crate::planned::Understood;
 use crate::predict::Indexed;
-use crate::snapshot::{NodeState, Snapshot, Unknown};
+use crate::snapshot::{NodeState, Snapshot, UdpFlow, Unknown};
 use crate::trace::Stage;
 
 /// Who claims an address and port.
@@ -22,6 +24,19 @@ pub(super) struct Claim {
     pub(super) service: ObjectName,
 }
 
+/// One of a node's plans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Plan {
+    /// What its daemon says.
+    Said,
+    /// What the objects ask for.
+    Wanted,
+}
+
+/// The frontends of a Service in one plan.
+type Frontends<'a> = Vec<(&'a FrontendKey, &'a Frontend)>;
+type ByService<'a> = HashMap<&'a ObjectName, Frontends<'a>>;
+
 pub(super) struct Ground<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) stages: &'a [(&'a Stage<'a>, Indexed<'a>)],
@@ -32,6 +47,14 @@ pub(super) struct Ground<'a> {
     pods_by_namespace: BTreeMap<&'a str, Vec<usize>>,
     /// By namespace, and key and value of a label.
     pods_by_label: HashMap<(String, String, String), Vec<usize>>,
+    frontends: HashMap<&'a str, HashMap<(Family, Plan), ByService<'a>>>,
+    /// The UDP flows of each node to an address of a Service.
+    udp_flows: HashMap<&'a str, HashMap<ObjectName, Vec<&'a UdpFlow>>>,
+    /// How many TCP connections are open to an address and port, where most of them were seen.
+    held: HashMap<SocketAddr, usize>,
+    policies: HashMap<&'a str, Vec<&'a Value>>,
+    /// The namespaces in which a pod has a label.
+    namespaces_by_label: HashMap<(String, String), BTreeSet<&'a str>>,
     /// The nodes and families whose plan is not what the objects ask for.
     pub(super) plans_differ: BTreeSet<(&'a str, Family)>,
     slices_by_namespace: BTreeMap<&'a str, Vec<SliceObject<'a>>>,
@@ -54,6 +77,11 @@ impl<'a> Ground<'a> {
             pods_by_name: HashMap::new(),
             pods_by_namespace: BTreeMap::new(),
             pods_by_label: HashMap::new(),
+            frontends: HashMap::new(),
+            udp_flows: HashMap::new(),
+            held: HashMap::new(),
+            policies: HashMap::new(),
+            namespaces_by_label: HashMap::new(),
             plans_differ: BTreeSet::new(),
             slices_by_namespace: BTreeMap::new(),
             slices_by_service: BTreeMap::new(),
@@ -61,15 +89,7 @@ impl<'a> Ground<'a> {
             nodes: objects.nodes.iter().filter_map(|node| Some((text(node, "/metadata/name")?, node))).collect(),
             pods,
         };
-        for (number, pod) in ground.pods.iter().enumerate() {
-            let name = text(pod.0, "/metadata/name").unwrap_or_default();
-            ground.pods_by_name.insert((pod.namespace(), name), number);
-            ground.pods_by_namespace.entry(pod.namespace()).or_default().push(number);
-            for (key, value) in pod.labels() {
-                let label = (pod.namespace().to_owned(), key, value);
-                ground.pods_by_label.entry(label).or_default().push(number);
-            }
-        }
+        ground.index_pods();
         for slice in objects.slices.iter().map(SliceObject) {
             let namespace = text(slice.0, "/metadata/namespace").unwrap_or_default();
             ground.slices_by_namespace.entry(namespace).or_default().push(slice);
@@ -77,14 +97,54 @@ impl<'a> Ground<'a> {
                 ground.slices_by_service.entry(ObjectName::new(namespace, service)).or_default().push(slice);
             }
         }
-        for (name, state) in &snapshot.nodes {
-            let differs = state.plans.iter().filter(|(family, plan)| {
-                state.wanted.get(family).is_some_and(|wanted| wanted.frontends != plan.frontends)
-            });
-            ground.plans_differ.extend(differs.map(|(family, _)| (name.as_str(), *family)));
+        for policy in &objects.network_policies {
+            let namespace = text(policy, "/metadata/namespace").unwrap_or_default();
+            ground.policies.entry(namespace).or_default().push(policy);
         }
         ground.claim();
+        for (name, state) in &snapshot.nodes {
+            ground.index_node(name, state);
+        }
         ground
+    }
+
+    fn index_pods(&mut self) {
+        for (number, pod) in self.pods.iter().enumerate() {
+            let (namespace, name) = (pod.namespace(), text(pod.0, "/metadata/name").unwrap_or_default());
+            self.pods_by_name.insert((namespace, name), number);
+            self.pods_by_namespace.entry(namespace).or_default().push(number);
+            for (key, value) in pod.labels() {
+                if !pod.is_over() {
+                    self.namespaces_by_label.entry((key.clone(), value.clone())).or_default().insert(namespace);
+                }
+                self.pods_by_label.entry((namespace.to_owned(), key, value)).or_default().push(number);
+            }
+        }
+    }
+
+    fn index_node(&mut self, name: &'a str, state: &'a NodeState) {
+        for (plan, plans) in [(Plan::Said, &state.plans), (Plan::Wanted, &state.wanted)] {
+            for (family, of_node) in plans {
+                self.frontends.entry(name).or_default().insert((*family, plan), by_service(of_node));
+            }
+        }
+        let differs = state
+            .plans
+            .iter()
+            .filter(|(family, plan)| state.wanted.get(family).is_some_and(|wanted| wanted.frontends != plan.frontends));
+        self.plans_differ.extend(differs.map(|(family, _)| (name, *family)));
+        for flow in &state.conntrack.translated_udp {
+            let claims = self.claims.get(&(Some(flow.to.ip()), Protocol::Udp, flow.to.port()));
+            if let Some(owner) = claims.and_then(|claims| claims.first()) {
+                let of_node = self.udp_flows.entry(name).or_default();
+                of_node.entry(owner.service.clone()).or_default().push(flow);
+            }
+        }
+        // Each connection passes the node of its backend, and maybe that of its client too.
+        for one in &state.conntrack.established {
+            let most = self.held.entry(one.backend).or_default();
+            *most = (*most).max(one.flows);
+        }
     }
 
     fn claim(&mut self) {
@@ -133,6 +193,54 @@ impl<'a> Ground<'a> {
         fewest.iter().map(|number| self.pods[*number]).filter(|pod| pod.has_all(selector)).collect()
     }
 
+    /// The other namespaces that have a living pod with each of these labels: not with all of them in one, necessarily.
+    pub(super) fn namespaces_with(&self, selector: &BTreeMap<String, String>) -> BTreeSet<&'a str> {
+        let mut all = selector.iter().map(|(key, value)| {
+            self.namespaces_by_label.get(&(key.clone(), value.clone())).cloned().unwrap_or_default()
+        });
+        let first = all.next().unwrap_or_default();
+        all.fold(first, |kept, next| kept.intersection(&next).copied().collect())
+    }
+
+    /// The frontends of a Service in a plan of a node.
+    pub(super) fn frontends(
+        &self,
+        node: &str,
+        family: Family,
+        plan: Plan,
+        service: &ObjectName,
+    ) -> &[(&'a FrontendKey, &'a Frontend)] {
+        let of_plan = self.frontends.get(node).and_then(|plans| plans.get(&(family, plan)));
+        of_plan.and_then(|services| services.get(service)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The frontends of a Service that a node is to have, else that it says that it has; `None`: neither is known.
+    pub(super) fn best_known(
+        &self,
+        node: &str,
+        family: Family,
+        service: &ObjectName,
+    ) -> Option<&[(&'a FrontendKey, &'a Frontend)]> {
+        let plans = self.frontends.get(node)?;
+        let plan = [Plan::Wanted, Plan::Said].into_iter().find(|plan| plans.contains_key(&(family, *plan)))?;
+        Some(self.frontends(node, family, plan, service))
+    }
+
+    /// The UDP flows of a node to an address of a Service.
+    pub(super) fn udp_flows(&self, node: &str, service: &ObjectName) -> &[&'a UdpFlow] {
+        self.udp_flows.get(node).and_then(|flows| flows.get(service)).map_or(&[], Vec::as_slice)
+    }
+
+    /// How many TCP connections are open to an address and port.
+    pub(super) fn held(&self, backend: &SocketAddr) -> usize {
+        self.held.get(backend).copied().unwrap_or(0)
+    }
+
+    /// The NetworkPolicies of a namespace.
+    pub(super) fn policies_of(&self, namespace: &str) -> &[&'a Value] {
+        self.policies.get(namespace).map_or(&[], Vec::as_slice)
+    }
+
     pub(super) fn slices_in(&self, namespace: &str) -> &[SliceObject<'a>] {
         self.slices_by_namespace.get(namespace).map_or(&[], Vec::as_slice)
     }
@@ -151,6 +259,31 @@ impl<'a> Ground<'a> {
                     || (object.kind == "EndpointSlice" && slices.contains(&*object.name)))
         };
         self.understood.malformed.iter().filter(is_of)
+    }
+
+    /// Whether what a cause is concluded from was read: without the pods, say, nobody knows that a selector finds none.
+    pub(super) fn is_founded(&self, code: Code) -> bool {
+        let needs: &[&str] = match code {
+            Code::SelectorMatchesNothing | Code::PodsElsewhere | Code::EndpointOfNobody => &["pods"],
+            Code::NoSelectorNoSlices
+            | Code::SliceOfAnother
+            | Code::PortNames
+            | Code::SliceNotReady
+            | Code::SliceFamily
+            | Code::SlicesBehind
+            | Code::PodLacksFamily
+            | Code::NoDns
+            | Code::PlanBehind
+            | Code::InternalLocal
+            | Code::ExternalLocal => &["endpointslices"],
+            Code::HeadlessNoneReady | Code::Unexplained => &["pods", "endpointslices"],
+            _ => &[],
+        };
+        !needs.iter().any(|kind| self.is_unread(kind))
+    }
+
+    fn is_unread(&self, kind: &str) -> bool {
+        self.snapshot.unknown.iter().any(|unknown| unknown.what == kind)
     }
 
     pub(super) fn node(&self, name: &str) -> Option<&'a NodeState> {
@@ -179,6 +312,14 @@ impl<'a> Ground<'a> {
         }
         all
     }
+}
+
+fn by_service(plan: &NodePlan) -> ByService<'_> {
+    let mut services = ByService::new();
+    for (key, frontend) in &plan.frontends {
+        services.entry(&frontend.service_port.service).or_default().push((key, frontend));
+    }
+    services
 }
 
 /// What is wrong with an object, in one line.

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use signpost_core::object::{Family, ObjectName};
-use signpost_core::plan::{Frontend, FrontendKey, NodePlan, Target};
+use signpost_core::plan::{Frontend, FrontendKey};
 
 use super::cause::Code;
 use super::finding::{Diagnosis, Finding, Severity, Verdict};
-use super::ground::Ground;
+use super::ground::{Ground, Plan};
 use super::{flows, name, selector};
+use crate::planned::backends;
 use crate::snapshot::{ComparedWith, Difference, DifferenceKind, KernelState, NodeState, Unknown};
 
 /// Of a Service: what its nodes hold of it. `passed`: the nodes on the ways that were walked.
@@ -19,8 +20,8 @@ pub(super) fn judge(ground: &Ground<'_>, service: &ObjectName, passed: &BTreeSet
         found.extend(daemon(name, state));
         found.extend(kernel(name, state, Some(service)));
         found.extend(plans(ground, name, state, service));
-        found.extend(flows::stale(ground, name, state, service));
-        found.extend(flows::ports_taken(name, state, Some(&flows::backends_of(state, service))));
+        found.extend(flows::stale(ground, name, service));
+        found.extend(flows::ports_taken_by(ground, name, state, service));
         found.extend(conntrack(name, state));
         found.extend(leftovers(name, state));
     }
@@ -38,12 +39,13 @@ pub(super) fn diagnosis(ground: &Ground<'_>) -> Diagnosis {
         findings.extend(daemon(name, state));
         findings.extend(kernel(name, state, None));
         findings.extend(conntrack(name, state));
-        findings.extend(flows::ports_taken(name, state, None));
+        findings.extend(flows::ports_taken(name, state));
         findings.extend(leftovers(name, state));
     }
     findings.extend(selector::overlaps(ground));
     findings.extend(name::dns(ground));
     findings.extend(mtu(ground, &names));
+    findings.retain(|finding| ground.is_founded(finding.code));
     let unknown: Vec<Unknown> = ground.unknown(&names);
     let mut diagnosis = Diagnosis {
         subject: "nodes".to_owned(),
@@ -62,7 +64,7 @@ pub(super) fn diagnosis(ground: &Ground<'_>) -> Diagnosis {
 /// What a node finds in itself, without any object: told before it hurts.
 pub(super) fn of_itself(name: &str, state: &NodeState) -> Vec<Finding> {
     let mut found = conntrack(name, state);
-    found.extend(flows::ports_taken(name, state, None));
+    found.extend(flows::ports_taken(name, state));
     found.extend(switches(name, state));
     found
 }
@@ -209,9 +211,11 @@ fn is_of(service_port: &str, service: &ObjectName) -> bool {
 /// Where the daemon's plan of a Service is not what the objects ask for.
 fn plans(ground: &Ground<'_>, name: &str, state: &NodeState, service: &ObjectName) -> Vec<Finding> {
     let mut found = Vec::new();
-    for (family, plan) in state.plans.iter().filter(|(family, _)| ground.plans_differ.contains(&(name, **family))) {
-        let Some(wanted) = state.wanted.get(family) else { continue };
-        let (has, wants) = (of_service(plan, service), of_service(wanted, service));
+    for family in state.plans.keys().filter(|family| ground.plans_differ.contains(&(name, **family))) {
+        let of = |plan| -> BTreeMap<&FrontendKey, &Frontend> {
+            ground.frontends(name, *family, plan, service).iter().copied().collect()
+        };
+        let (has, wants) = (of(Plan::Said), of(Plan::Wanted));
         let keys: BTreeSet<&FrontendKey> = has.keys().chain(wants.keys()).copied().collect();
         for key in keys {
             let (has, wants) = (has.get(key), wants.get(key));
@@ -237,19 +241,6 @@ fn plans(ground: &Ground<'_>, name: &str, state: &NodeState, service: &ObjectNam
         }
     }
     found
-}
-
-pub(super) fn of_service<'a>(plan: &'a NodePlan, service: &ObjectName) -> BTreeMap<&'a FrontendKey, &'a Frontend> {
-    plan.frontends.iter().filter(|(_, frontend)| frontend.service_port.service == *service).collect()
-}
-
-pub(super) fn backends(frontend: &Frontend) -> BTreeSet<std::net::SocketAddr> {
-    let routes = [&frontend.from_pod, &frontend.from_node, &frontend.from_elsewhere];
-    let of = |target: &Target| match target {
-        Target::Backends(backends) => backends.iter().map(|backend| backend.address).collect::<Vec<_>>(),
-        Target::Reject | Target::Drop => Vec::new(),
-    };
-    routes.into_iter().flat_map(|route| of(&route.target)).collect()
 }
 
 fn list(frontend: Option<&&Frontend>) -> String {

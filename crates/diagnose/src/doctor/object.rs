@@ -6,17 +6,11 @@ use std::net::IpAddr;
 use serde_json::Value;
 use signpost_core::object::{ObjectName, Protocol};
 
-/// A field as text.
-pub(super) fn text<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {
-    value.pointer(pointer).and_then(Value::as_str)
-}
-
-fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
-    value.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
-}
+pub(super) use crate::field::text;
+use crate::field::{at, list};
 
 fn map(value: &Value, pointer: &str) -> BTreeMap<String, String> {
-    let fields = value.pointer(pointer).and_then(Value::as_object).into_iter().flatten();
+    let fields = at(value, pointer).and_then(Value::as_object).into_iter().flatten();
     fields.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
 }
 
@@ -67,11 +61,11 @@ impl<'a> ServiceObject<'a> {
     }
 
     pub(super) fn label(self, name: &str) -> Option<&'a str> {
-        self.0.pointer("/metadata/labels")?.get(name)?.as_str()
+        at(self.0, "/metadata/labels")?.get(name)?.as_str()
     }
 
     pub(super) fn is_set(self, pointer: &str) -> bool {
-        self.0.pointer(pointer).and_then(Value::as_bool) == Some(true)
+        at(self.0, pointer).and_then(Value::as_bool) == Some(true)
     }
 
     pub(super) fn ports(self) -> Vec<PortObject> {
@@ -122,7 +116,7 @@ impl<'a> PodObject<'a> {
     }
 
     pub(super) fn has_all(self, selector: &BTreeMap<String, String>) -> bool {
-        let labels = self.0.pointer("/metadata/labels");
+        let labels = at(self.0, "/metadata/labels");
         selector.iter().all(|(key, value)| labels.and_then(|labels| labels.get(key)?.as_str()) == Some(value))
     }
 
@@ -131,7 +125,7 @@ impl<'a> PodObject<'a> {
     }
 
     pub(super) fn is_ending(self) -> bool {
-        self.0.pointer("/metadata/deletionTimestamp").is_some()
+        at(self.0, "/metadata/deletionTimestamp").is_some()
     }
 
     pub(super) fn ips(self) -> Vec<IpAddr> {
@@ -222,7 +216,7 @@ pub(super) struct SliceObject<'a>(pub(super) &'a Value);
 
 impl<'a> SliceObject<'a> {
     pub(super) fn service(self) -> Option<&'a str> {
-        self.0.pointer("/metadata/labels")?.get("kubernetes.io/service-name")?.as_str()
+        at(self.0, "/metadata/labels")?.get("kubernetes.io/service-name")?.as_str()
     }
 
     pub(super) fn name(self) -> &'a str {
@@ -230,8 +224,7 @@ impl<'a> SliceObject<'a> {
     }
 
     pub(super) fn is_controllers(self) -> bool {
-        let by =
-            self.0.pointer("/metadata/labels").and_then(|labels| labels.get("endpointslice.kubernetes.io/managed-by"));
+        let by = at(self.0, "/metadata/labels").and_then(|labels| labels.get("endpointslice.kubernetes.io/managed-by"));
         by.and_then(Value::as_str).is_some_and(|by| by.starts_with("endpointslice"))
     }
 
@@ -240,7 +233,7 @@ impl<'a> SliceObject<'a> {
     }
 
     pub(super) fn addresses(self) -> impl Iterator<Item = &'a str> {
-        self.endpoints().filter_map(|endpoint| endpoint.pointer("/addresses/0")?.as_str())
+        self.endpoints().filter_map(|endpoint| at(endpoint, "/addresses/0")?.as_str())
     }
 
     pub(super) fn address_type(self) -> &'a str {
@@ -261,7 +254,7 @@ impl<'a> SliceObject<'a> {
 
 /// Whether an endpoint of a slice is ready; unset counts as ready.
 pub(super) fn endpoint_ready(endpoint: &Value) -> bool {
-    endpoint.pointer("/conditions/ready").and_then(Value::as_bool).unwrap_or(true)
+    at(endpoint, "/conditions/ready").and_then(Value::as_bool).unwrap_or(true)
 }
 
 /// A selector as `kubectl -l` takes it.

@@ -122,9 +122,8 @@ impl Flow<'_> {
         port: u16,
     ) -> Option<Vec<String>> {
         let mut names = Vec::new();
-        for policy in &ground.snapshot.objects.network_policies {
-            let selected = text(policy, "/metadata/namespace") == Some(pod.namespace())
-                && policy.pointer("/spec/podSelector").is_some_and(|selector| fits(selector, &pod.labels()))
+        for policy in ground.policies_of(pod.namespace()) {
+            let selected = policy.pointer("/spec/podSelector").is_some_and(|selector| fits(selector, &pod.labels()))
                 && applies(policy, direction);
             if !selected {
                 continue;

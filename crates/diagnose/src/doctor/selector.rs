@@ -16,12 +16,9 @@ use super::object::{PodObject, ServiceObject, endpoint_ready, selector_text, tex
 pub(super) fn nothing(ground: &Ground<'_>, service: ServiceObject<'_>, name: &ObjectName) -> Finding {
     let selector = service.selector();
     let words = selector_text(&selector);
-    let elsewhere: BTreeSet<&str> = ground
-        .pods
-        .iter()
-        .filter(|pod| pod.namespace() != &*name.namespace && pod.has_all(&selector) && !pod.is_over())
-        .map(|pod| pod.namespace())
-        .collect();
+    let has_pods = |namespace: &&str| ground.pods_of(namespace, &selector).iter().any(|pod| !pod.is_over());
+    let others = ground.namespaces_with(&selector).into_iter().filter(|namespace| *namespace != &*name.namespace);
+    let elsewhere: BTreeSet<&str> = others.filter(has_pods).collect();
     if !elsewhere.is_empty() {
         let namespaces = elsewhere.into_iter().collect::<Vec<_>>().join(", ");
         return Finding::new(

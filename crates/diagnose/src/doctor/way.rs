@@ -32,9 +32,14 @@ pub(super) struct Met {
 pub(super) fn judge(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>) -> Met {
     let mut met = Met::default();
     let mut failing = Vec::new();
+    let mut checked = Checked::new();
     for way in &case.ways {
-        met.nodes.extend(nodes(way));
-        let blocks = blocks(ground, case, way);
+        for node in nodes(way) {
+            if !met.nodes.contains(node) {
+                met.nodes.insert(node.to_owned());
+            }
+        }
+        let blocks = blocks(ground, case, way, &mut checked);
         match (&way.fate, blocks.is_empty()) {
             (Fate::Reached { .. }, true) => met.answered += 1,
             (Fate::Reached { .. }, false) => failing.extend(blocks),
@@ -59,11 +64,14 @@ pub(super) fn judge(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>) -> 
     met
 }
 
-fn nodes(way: &Way) -> impl Iterator<Item = String> {
+/// What the rules of a node say to a packet that all ways of a case have in common was looked at.
+type Checked<'a> = Vec<(&'a str, Packet, Option<Finding>)>;
+
+fn nodes(way: &Way) -> impl Iterator<Item = &str> {
     way.steps.iter().filter_map(|step| match step {
-        Step::AtSocket { node, .. } | Step::Ruled { node, .. } => Some(node.clone()),
-        Step::Carried { to, .. } => Some(to.clone()),
-        Step::Arrived { node, .. } => node.clone(),
+        Step::AtSocket { node, .. } | Step::Ruled { node, .. } => Some(node.as_str()),
+        Step::Carried { to, .. } => Some(to),
+        Step::Arrived { node, .. } => node.as_deref(),
         Step::Sent { .. } => None,
     })
 }
@@ -362,12 +370,18 @@ fn outside(ground: &Ground<'_>, name: &ObjectName, case: &Case<'_>) -> Option<Fi
 }
 
 /// What stands in the way of a packet that the rules let through.
-fn blocks(ground: &Ground<'_>, case: &Case<'_>, way: &Way) -> Vec<Finding> {
+fn blocks<'w>(ground: &Ground<'_>, case: &Case<'_>, way: &'w Way, checked: &mut Checked<'w>) -> Vec<Finding> {
     let mut found = Vec::new();
     for step in &way.steps {
         match step {
             Step::Ruled { node, before, after, done } => {
                 if let Some(state) = ground.node(node) {
+                    let known = checked.iter().position(|(of, packet, _)| *of == node.as_str() && packet == before);
+                    let known = known.unwrap_or_else(|| {
+                        checked.push((node, *before, program_differs(case, node, before)));
+                        checked.len() - 1
+                    });
+                    found.extend(checked[known].2.clone());
                     found.extend(at_hooks(case, node, state, before, after, *done));
                 }
             }
@@ -392,12 +406,11 @@ fn at_hooks(
     done: Done,
 ) -> Vec<Finding> {
     let mut found = Vec::new();
-    found.extend(program_differs(case, node, before));
     if matches!(done, Done::Rejected | Done::Dropped) {
         return found;
     }
     let to = after.destination.ip();
-    let own = case.stage.view.node(node).is_some_and(|view| view.addresses.contains(&to));
+    let own = case.index.node(node).is_some_and(|view| view.addresses.contains(&to));
     let forwarded = before.entry == Entry::Interface && !own;
     if forwarded {
         found.extend(forwarding(node, state, Family::of(to)));
@@ -516,7 +529,7 @@ fn route(node: &str, state: &NodeState, to: IpAddr) -> Option<Finding> {
 
 /// The receiving side of a link.
 fn link(node: &str, state: &NodeState, source: IpAddr, from: Option<&str>, case: &Case<'_>) -> Option<Finding> {
-    let peer = from.and_then(|from| case.stage.view.node(from)).map_or(source, |from| from.primary);
+    let peer = from.and_then(|from| case.index.node(from)).map_or(source, |from| from.primary);
     let device = route_to(&state.routes, peer)?.device.as_ref()?;
     let interface = state.interfaces.iter().find(|one| one.name == *device)?;
     if !interface.up {

@@ -1,8 +1,9 @@
 //! Pure. From a snapshot and a question to the ways of the packet.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+use serde_json::Value;
 use signpost_core::object::{Family, Protocol};
 use signpost_core::packet::{Entry, Packet, Verdict};
 use signpost_core::plan::{FrontendKind, NodePlan};
@@ -10,8 +11,10 @@ use signpost_core::walk;
 
 use super::{BackendMet, Evidence, FrontendMet, Header, KIND, Question, SOME_PORT, Trace, TraceError, WayTraced, hops};
 use crate::address::{PodName, Source};
-use crate::listed::{Listeners, NoAddress};
+use crate::field::text;
+use crate::listed::{Listeners, NoAddress, internal_addresses, pod_addresses};
 use crate::network::Listener;
+use crate::planned;
 use crate::predict::{Answerer, At, ClusterView, Fate, Indexed, Step, Way, ways};
 use crate::program::Program;
 use crate::snapshot::{API_VERSION, Snapshot};
@@ -29,8 +32,14 @@ pub struct Stage<'a> {
 impl<'a> Stage<'a> {
     /// Of one family of a snapshot.
     pub fn of(snapshot: &'a Snapshot, family: Family) -> Stage<'a> {
+        Stage::with(snapshot, family, &|_| true)
+    }
+
+    /// Of one family, with those pods alone that are wanted.
+    fn with(snapshot: &'a Snapshot, family: Family, wanted: &dyn Fn(&Value) -> bool) -> Stage<'a> {
         let listeners = |pod: &PodName| listeners(snapshot, pod, family);
-        Stage { snapshot, family, view: snapshot.objects.view(family, &listeners, &snapshot.surroundings()) }
+        let view = snapshot.objects.view_of(family, &listeners, &snapshot.surroundings(), wanted);
+        Stage { snapshot, family, view }
     }
 
     /// What a node does, by the rules that it has; else by what it plans; else by what it should plan, as packets.
@@ -60,16 +69,16 @@ impl<'a> Stage<'a> {
         if read { Evidence::Computed } else { Evidence::Assumed }
     }
 
-    /// The first packet of a flow; `None`: the sender is not there.
-    pub fn packet(&self, from: &Source, to: SocketAddr, protocol: Protocol) -> Option<Packet> {
-        let source = SocketAddr::new(self.view.address_of(from)?, SOME_PORT);
-        Some(Packet { protocol, source, destination: to, entry: Entry::Interface })
-    }
-
     /// Every way of a packet.
     pub fn ways(&self, index: &Indexed<'_>, from: &Source, packet: Packet) -> Vec<Way> {
         ways(index, &|node, at, packet| self.walk(node, at, packet), from, packet)
     }
+}
+
+/// The first packet of a flow; `None`: the sender is not there.
+pub fn first_packet(index: &Indexed<'_>, from: &Source, to: SocketAddr, protocol: Protocol) -> Option<Packet> {
+    let source = SocketAddr::new(index.address_of(from)?, SOME_PORT);
+    Some(Packet { protocol, source, destination: to, entry: Entry::Interface })
 }
 
 /// Where a pod listens, in one family. Sockets that wait at all IPv6 addresses are taken to serve IPv4 too.
@@ -93,11 +102,8 @@ fn listeners(snapshot: &Snapshot, pod: &PodName, family: Family) -> Listeners {
 pub fn trace(snapshot: &Snapshot, question: &Question) -> Result<Trace, TraceError> {
     let protocol = question.to.scheme.protocol().ok_or(TraceError::NoTransport)?;
     let protocol = question.protocol.unwrap_or(protocol);
-    let (stage, destination) = placed(snapshot, question)?;
-    let packet = stage.packet(&question.from, destination, protocol);
-    let packet = packet.ok_or_else(|| TraceError::NoSender(question.from.to_string()))?;
-    let index = Indexed::of(&stage.view);
-    let mut found = stage.ways(&index, &question.from, packet);
+    let Walked { stage, packet, mut found } = walked(snapshot, question, protocol)?;
+    let destination = packet.destination;
     found.sort_by(|a, b| b.share.total_cmp(&a.share));
     let traced: Vec<WayTraced> = found.iter().map(|way| hops::traced(&stage, way)).collect();
     let reached = !traced.is_empty() && traced.iter().all(|way| way.answers);
@@ -119,16 +125,22 @@ pub fn trace(snapshot: &Snapshot, question: &Question) -> Result<Trace, TraceErr
     })
 }
 
-/// The family in which both have an address, and the destination's.
-fn placed<'a>(snapshot: &'a Snapshot, question: &Question) -> Result<(Stage<'a>, SocketAddr), TraceError> {
+/// A packet that was sent through a cluster.
+struct Walked<'a> {
+    stage: Stage<'a>,
+    packet: Packet,
+    found: Vec<Way>,
+}
+
+/// In the family in which both have an address.
+fn walked<'a>(snapshot: &'a Snapshot, question: &Question, protocol: Protocol) -> Result<Walked<'a>, TraceError> {
     let families = question.family.map_or_else(|| vec![Family::Ipv4, Family::Ipv6], |family| vec![family]);
     let mut first_error = None;
     for family in families {
         match snapshot.objects.resolve(&question.to, family, &BTreeMap::new()) {
             Ok(destination) => {
-                let stage = Stage::of(snapshot, family);
-                if stage.view.address_of(&question.from).is_some() {
-                    return Ok((stage, destination));
+                if let Some(walked) = walked_to(snapshot, family, &question.from, destination, protocol) {
+                    return Ok(walked);
                 }
                 first_error.get_or_insert(TraceError::NoSender(question.from.to_string()));
             }
@@ -140,6 +152,48 @@ fn placed<'a>(snapshot: &'a Snapshot, question: &Question) -> Result<(Stage<'a>,
         }
     }
     Err(first_error.unwrap_or_else(|| TraceError::NoSender(question.from.to_string())))
+}
+
+/// Every way, through a cluster of those pods alone that are on one: to look at each pod of a large cluster takes longer
+/// than all the rest. `None`: the sender is not there.
+fn walked_to<'a>(
+    snapshot: &'a Snapshot,
+    family: Family,
+    from: &Source,
+    destination: SocketAddr,
+    protocol: Protocol,
+) -> Option<Walked<'a>> {
+    let mut asked = likely(snapshot, family, destination, protocol);
+    // Where many pods share an address: those in the networks of nodes.
+    asked.extend(snapshot.objects.nodes.iter().flat_map(internal_addresses));
+    loop {
+        let is_asked =
+            |pod: &Value| pod_addresses(pod).iter().any(|address| asked.contains(address)) || is_sender(pod, from);
+        let stage = Stage::with(snapshot, family, &is_asked);
+        let index = Indexed::of(&stage.view);
+        let packet = first_packet(&index, from, destination, protocol)?;
+        let found = stage.ways(&index, from, packet);
+        let known = asked.len();
+        // A walk asks for no pod but at an address that its packet is for.
+        asked.extend(found.iter().flat_map(|way| &way.steps).map(|step| step.packet().destination.ip()));
+        if asked.len() == known {
+            return Some(Walked { stage, packet, found });
+        }
+    }
+}
+
+/// The addresses that the packet may be for on its way, as far as the plans tell.
+fn likely(snapshot: &Snapshot, family: Family, destination: SocketAddr, protocol: Protocol) -> HashSet<IpAddr> {
+    let packet = Packet { protocol, source: destination, destination, entry: Entry::Interface };
+    let plans = snapshot.nodes.values().flat_map(|state| [state.plans.get(&family), state.wanted.get(&family)]);
+    let frontends = plans.flatten().filter_map(|plan| walk::frontend(plan, &packet));
+    let backends = frontends.flat_map(|(_, frontend)| planned::backends(frontend)).map(|backend| backend.ip());
+    backends.chain([destination.ip()]).collect()
+}
+
+fn is_sender(pod: &Value, from: &Source) -> bool {
+    let Source::Pod(name) = from else { return false };
+    text(pod, "/metadata/name") == Some(&name.name) && text(pod, "/metadata/namespace") == Some(&name.namespace)
 }
 
 fn frontend(stage: &Stage<'_>, found: &[Way]) -> Option<FrontendMet> {
