@@ -4,6 +4,7 @@ use kube::Client;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::listed::{ANNOUNCED, Listed};
 use crate::snapshot::Unknown;
@@ -11,8 +12,9 @@ use crate::snapshot::Unknown;
 /// So many of one request.
 const PAGE: u32 = 500;
 
-/// Everything that a verdict may need. Read rights are enough; what is refused is told with the right that is missing.
-pub async fn list(client: &Client) -> (Listed, Vec<Unknown>) {
+/// Everything that a verdict may need. Read rights are enough; what is refused is told with the right that is missing, and
+/// what has not come by `until` as what took too long.
+pub async fn list(client: &Client, until: Instant) -> (Listed, Vec<Unknown>) {
     let mut listed = Listed::default();
     let mut unknown = Vec::new();
     let kinds = [
@@ -29,11 +31,15 @@ pub async fn list(client: &Client) -> (Listed, Vec<Unknown>) {
     ];
     for (group, version, kind, plural, into) in kinds {
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
-        match pages(client, &resource).await {
-            Ok(objects) => *into = objects,
+        match tokio::time::timeout_at(until, pages(client, &resource)).await {
+            Ok(Ok(objects)) => *into = objects,
             // A cluster without MetalLB's kinds has nobody who tells by them what is announced.
-            Err(kube::Error::Api(status)) if status.code == 404 && group == "metallb.io" => {}
-            Err(error) => unknown.push(Unknown { what: plural.to_owned(), why: why(&error, group, plural) }),
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 && group == "metallb.io" => {}
+            Err(_) => {
+                let why = "the API took too long; give it more time by --timeout".to_owned();
+                unknown.push(Unknown { what: plural.to_owned(), why });
+            }
+            Ok(Err(error)) => unknown.push(Unknown { what: plural.to_owned(), why: why(&error, group, plural) }),
         }
     }
     listed.leases = listed.leases.into_iter().filter_map(announcement).collect();

@@ -110,6 +110,8 @@ impl Programmed {
     }
 }
 
+/// How long the doctor waits for the lab's own API.
+const API: Duration = Duration::from_secs(60);
 /// The node daemon's metrics listener, in the node's network namespace.
 const METRICS: ([u8; 4], u16) = ([127, 0, 0, 1], 10249);
 
@@ -289,7 +291,8 @@ impl Stage {
         let mut reach = inspection::of_places(self.lab.record(), nodes.collect(), pods.collect());
         reach.routes.clone_from(&self.around.routes);
         let (client, runtime) = (self.lab.client(), tokio::runtime::Handle::current());
-        let look = move || collect::snapshot(&reach, || runtime.block_on(collect::api::list(&client)));
+        let list = move || runtime.block_on(collect::api::list(&client, tokio::time::Instant::now() + API));
+        let look = move || collect::snapshot(&reach, list);
         tokio::task::spawn_blocking(look).await.map_err(told)
     }
 

@@ -11,6 +11,7 @@ use signpost_diagnose::planned::plan_anew;
 use signpost_diagnose::snapshot::{NodeState, Snapshot};
 use signpost_lab::state::Record;
 use signpost_lab::{DEFAULT_NAME, inspection, state};
+use tokio::time::Instant;
 
 /// Which cluster is looked at.
 #[derive(Args)]
@@ -47,21 +48,20 @@ impl SourceOptions {
         let connection = runtime.block_on(connected)?;
         let origin = connection.server.clone();
         let limit = Duration::from_secs(self.timeout);
+        // What is read again, since something differed, has the whole time anew: the API is known to answer then.
+        let mut until = Instant::now() + limit;
         let first = runtime.block_on(async {
             let ask = connection.client.apiserver_version();
-            tokio::time::timeout(limit, ask)
+            tokio::time::timeout_at(until, ask)
                 .await
-                .with_context(|| format!("{origin} does not answer in time"))?
+                .with_context(|| format!("{origin} does not answer in {} s (--timeout)", self.timeout))?
                 .with_context(|| format!("no cluster answers at {origin}"))
         });
         first?;
         let mut snapshot = collect::snapshot(&reach, || {
-            let listing = runtime.block_on(async { tokio::time::timeout(limit, api::list(&connection.client)).await });
-            listing.unwrap_or_else(|_| {
-                let why = format!("the API took longer than {} s; give it more by --timeout", self.timeout);
-                let unknown = signpost_diagnose::snapshot::Unknown { what: "objects".to_owned(), why };
-                (signpost_diagnose::listed::Listed::default(), vec![unknown])
-            })
+            let listed = runtime.block_on(api::list(&connection.client, until));
+            until = Instant::now() + limit;
+            listed
         });
         if snapshot.origin.is_empty() {
             snapshot.origin = origin;
