@@ -1,4 +1,5 @@
-//! Measures a way in a lab: one connection or datagram is made from where the question says; tcpdump listens at the sender, at
+//! Measures a way in a lab: one connection or datagram is made from where the question says, after three that nobody looks at
+//! and whose time is compared; tcpdump listens at the sender, at
 //! each node and in each pod that may answer, and each node's kernel tells by `nft monitor trace` which rules the packet met.
 //!
 //! ```text
@@ -23,7 +24,7 @@ use signpost_diagnose::address::{PodName, Source};
 use signpost_diagnose::snapshot::Snapshot;
 use signpost_diagnose::trace::Trace;
 use signpost_diagnose::trace::kernel_trace::{self, TABLE};
-use signpost_diagnose::trace::measured::{Attempt, Measured, measured, sightings, unseen};
+use signpost_diagnose::trace::measured::{Attempt, Cost, Measured, measured, sightings, unseen};
 
 use crate::netns::Netns;
 use crate::sockets::{Kind, Sockets};
@@ -109,6 +110,7 @@ pub fn measure(
     if !spaces.contains_key(&sender) {
         return Err(MeasureError::Place(from.to_string()));
     }
+    let plain = unwatched(sockets, to, computed.protocol)?;
     let packet = Outgoing::prepare(sockets, to, computed.protocol)?;
     let mut captures = Vec::new();
     for (place, netns) in spaces {
@@ -121,14 +123,15 @@ pub fn measure(
         }
     }
     let (port, payload) = (packet.port, packet.payload.clone());
-    let (client, outcome) = packet.send(to);
+    let Sent { client, outcome, took } = packet.send(to);
     let source = computed.packet.source.ip();
     let client = SocketAddr::new(client.filter(|ip| !ip.is_unspecified()).unwrap_or(source), port);
+    let cost = took.zip(plain).map(|(watched, plain)| Cost { watched_us: us(watched), unwatched_us: us(plain) });
     let attempt = Attempt { from: &sender, client, payload: &payload, outcome };
     let look = || {
         let all = captures.iter().flat_map(|(place, tool)| sightings(place, &tool.text())).collect();
         let rules = traces.iter().flat_map(|(node, marked)| kernel_trace::rules(node, &marked.monitor.text()));
-        measured(all, rules.collect(), &attempt, computed)
+        Measured { cost, ..measured(all, rules.collect(), &attempt, computed) }
     };
     let deadline = Instant::now() + CAUGHT_UP;
     loop {
@@ -139,6 +142,36 @@ pub fn measure(
         }
         std::thread::sleep(LOOK); // neither tool tells that it has caught up
     }
+}
+
+/// So many are sent before anybody listens.
+const PLAIN: usize = 3;
+
+/// How long it takes while nobody looks: the middle of a few tries; `None`: one of them has no answer.
+fn unwatched(sockets: &Sockets, to: SocketAddr, protocol: Protocol) -> Result<Option<Duration>, MeasureError> {
+    let mut all = Vec::new();
+    for _ in 0..PLAIN {
+        match Outgoing::prepare(sockets, to, protocol)?.send(to).took {
+            Some(took) => all.push(took),
+            None => return Ok(None),
+        }
+    }
+    all.sort();
+    Ok(all.get(PLAIN / 2).copied())
+}
+
+fn us(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+/// How it went.
+struct Sent {
+    /// The client's own address, if it is known.
+    client: Option<IpAddr>,
+    /// In words.
+    outcome: String,
+    /// How long, if an answer came.
+    took: Option<Duration>,
 }
 
 /// A socket whose port is known before anything is sent.
@@ -178,29 +211,38 @@ impl Outgoing {
         Ok(Outgoing { descriptor, protocol, port, payload })
     }
 
-    /// Sends; the client's own address, and how it ended.
-    fn send(self, to: SocketAddr) -> (Option<IpAddr>, String) {
+    /// Sends, and waits for the connection or the answer.
+    fn send(self, to: SocketAddr) -> Sent {
         let started = Instant::now();
-        let took = move || started.elapsed().as_secs_f64() * 1e3;
+        let ms = |took: Duration| took.as_secs_f64() * 1e3;
+        let failed = |client, error: io::Error| Sent {
+            client,
+            outcome: format!("{error} after {:.2} ms", ms(started.elapsed())),
+            took: None,
+        };
         if let Err(error) = connect(self.descriptor.as_raw_fd(), &SockaddrStorage::from(to)) {
-            return (None, format!("{} after {:.2} ms", io::Error::from(error), took()));
+            return failed(None, error.into());
         }
         if self.protocol == Protocol::Tcp {
-            let (took, stream) = (took(), TcpStream::from(self.descriptor));
+            let (took, stream) = (started.elapsed(), TcpStream::from(self.descriptor));
             // Closed at once: the first packet and its answer are what was asked for.
-            return (stream.local_addr().ok().map(|own| own.ip()), format!("connected after {took:.2} ms"));
+            let client = stream.local_addr().ok().map(|own| own.ip());
+            return Sent { client, outcome: format!("connected after {:.2} ms", ms(took)), took: Some(took) };
         }
         let socket = UdpSocket::from(self.descriptor);
-        let own = socket.local_addr().ok().map(|own| own.ip());
+        let client = socket.local_addr().ok().map(|own| own.ip());
         let answer = socket
             .set_read_timeout(Some(ANSWER))
             .and_then(|()| socket.send(&self.payload))
             .and_then(|_| socket.recv(&mut [0; 64 * 1024]));
-        let outcome = match answer {
-            Ok(count) => format!("{count} bytes came back after {:.2} ms", took()),
-            Err(error) => format!("{error} after {:.2} ms", took()),
-        };
-        (own, outcome)
+        let took = started.elapsed();
+        match answer {
+            Ok(count) => {
+                let outcome = format!("{count} bytes came back after {:.2} ms", ms(took));
+                Sent { client, outcome, took: Some(took) }
+            }
+            Err(error) => failed(client, error),
+        }
     }
 }
 

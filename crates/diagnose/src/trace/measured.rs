@@ -66,6 +66,19 @@ pub struct Measured {
     pub rules: Vec<RuleSeen>,
     /// Where it differs from what was computed; empty: it does not.
     pub disagreements: Vec<String>,
+    /// What looking costs, if an answer came.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
+}
+
+/// How long the connection or the answer took.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cost {
+    /// Of the packet that was followed, in microseconds.
+    pub watched_us: f64,
+    /// Of those before, which nobody looked at: the middle one, in microseconds.
+    pub unwatched_us: f64,
 }
 
 /// The first packets of connections and their answers, and datagrams with what they carry, of what
@@ -158,7 +171,7 @@ pub fn measured(all: Vec<Sighting>, rules: Vec<RuleSeen>, attempt: &Attempt<'_>,
     let outcome = attempt.outcome.clone();
     if request.is_empty() {
         let disagreements = vec!["the packet was seen nowhere".to_owned()];
-        return Measured { outcome, request, reply, rules, disagreements };
+        return Measured { outcome, request, reply, rules, disagreements, cost: None };
     }
     // One that was lost is sent again: the first time counts.
     let (request, reply) = (once(request), once(reply));
@@ -166,7 +179,7 @@ pub fn measured(all: Vec<Sighting>, rules: Vec<RuleSeen>, attempt: &Attempt<'_>,
     if disagreements.is_empty() {
         disagreements = rules_differ(&request, &rules, computed);
     }
-    Measured { outcome, request, reply, rules, disagreements }
+    Measured { outcome, request, reply, rules, disagreements, cost: None }
 }
 
 /// The nodes that the packet or its answer passes by the way that it took, and where it was not seen yet: each place tells in
@@ -307,7 +320,11 @@ fn said(changes: &[(String, String)]) -> String {
 
 /// As text, to stand below a computed trace.
 pub fn text(measured: &Measured) -> String {
-    let mut out = format!("measured: {}\n", measured.outcome);
+    let cost = measured.cost.map_or(String::new(), |cost| {
+        let ms = cost.unwatched_us / 1e3;
+        format!("; {ms:.2} ms while nobody looks: looking costs {:.0} us", cost.watched_us - cost.unwatched_us)
+    });
+    let mut out = format!("measured: {}{cost}\n", measured.outcome);
     let all = || measured.request.iter().chain(&measured.reply);
     let width = all().map(|seen| seen.place.chars().count()).max().unwrap_or(0);
     let device = all().map(|seen| seen.interface.chars().count()).max().unwrap_or(0);
@@ -377,6 +394,9 @@ mod tests {
         // Nothing was computed, so that they disagree, and both are told.
         assert!(found.disagreements[0].contains("10.244.2.3 -> 10.96.0.10:80, then 10.244.2.3 -> 10.244.1.2:8080"));
         assert!(text(&found).contains("+100 us"));
+        let cost = Some(Cost { watched_us: 410.0, unwatched_us: 120.0 });
+        let told = text(&Measured { cost, ..found });
+        assert!(told.starts_with("measured: connected; 0.12 ms while nobody looks: looking costs 290 us\n"), "{told}");
     }
 
     #[test]
@@ -407,6 +427,7 @@ mod tests {
             reply: Vec::new(),
             rules: Vec::new(),
             disagreements: Vec::new(),
+            cost: None,
         };
         found.request.retain(|seen| !seen.is_reply && seen.key == Key::FirstByte(u32::MAX));
         assert_eq!(unseen(&found, &computed), BTreeSet::from(["n1", "n2"]));

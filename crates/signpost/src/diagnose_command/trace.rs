@@ -140,7 +140,7 @@ impl TraceCommand {
         let Some(lab) = snapshot.origin.strip_prefix("lab ") else { bail!("--measure needs a lab") };
         let count = snapshot.nodes.len();
         eprintln!(
-            "signpost: one {} from {} to {}; tcpdump and a table signpost-trace on {count} nodes, tcpdump in the pods; all go again",
+            "signpost: three {0}s from {1} to {2} that nobody looks at, then one that is followed; tcpdump and a table signpost-trace on {count} nodes, tcpdump in the pods; all go again",
             if found.protocol == Protocol::Udp { "datagram" } else { "connection" },
             found.from,
             found.to

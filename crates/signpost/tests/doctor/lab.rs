@@ -123,6 +123,9 @@ fn measured_by_tcp_and_udp(lab: &Lab) {
         let rules = found["measured"]["rules"].as_array().unwrap();
         assert!(rules.iter().any(|rule| rule["text"].as_str().unwrap().contains("dnat")), "{rules:?}");
         assert!(found["measured"]["reply"].as_array().unwrap().len() > 2, "{found}");
+        for time in ["watchedUs", "unwatchedUs"] {
+            assert!(found["measured"]["cost"][time].as_f64().is_some_and(|us| us > 0.0), "{found}");
+        }
     }
     // Nothing of it is left.
     assert!(!lab.on("node/n2", &["nft", "list", "tables"]).contains("signpost-trace"));
