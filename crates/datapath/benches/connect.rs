@@ -52,8 +52,10 @@ use signpost_datapath::nftables::{Nftables, NftablesConfig};
 
 const FAMILY: Family = Family::Ipv4;
 const SIZES: [(u32, u32); 4] = [(1, 10), (1_000, 10), (10_000, 10), (100_000, 2)];
-/// Its chains are walked one by one, and it lists them in a time with the square of their number.
+/// Its chains are walked one by one, and it takes them in a time with the square of their number: at 100,000 Services it does not come to
+/// an end, and from 1,000 on they have one endpoint each, of which what a connection costs does not hang.
 const MOST_OF_IPTABLES: u32 = 10_000;
+const MOST_WITH_ALL_ENDPOINTS: u32 = 1_000;
 const ROUNDS: usize = 40;
 const BATCH: usize = 50;
 const CHANGES: u32 = 15;
@@ -125,6 +127,8 @@ struct Turn {
 /// One that connects, in a network namespace of its own.
 struct Client {
     way: Way,
+    /// Of each Service.
+    endpoints: u32,
     orders: SyncSender<()>,
     done: Receiver<Turn>,
     install: serde_json::Value,
@@ -135,7 +139,11 @@ struct Client {
 fn measure(pins: &Path, size: (u32, u32)) {
     let ways = WAYS.into_iter().filter(|way| *way != Way::Iptables || size.0 <= MOST_OF_IPTABLES);
     let load = Arc::new(Load::new(size));
-    let mut clients: Vec<Client> = ways.map(|way| start(way, pins.join(way.name()), load.clone())).collect();
+    let load_of = |way| match way {
+        Way::Iptables if size.0 > MOST_WITH_ALL_ENDPOINTS => Arc::new(Load::new((size.0, 1))),
+        _ => load.clone(),
+    };
+    let mut clients: Vec<Client> = ways.map(|way| start(way, pins.join(way.name()), load_of(way))).collect();
     for round in 0..ROUNDS {
         for turn in 0..clients.len() {
             let count = clients.len();
@@ -153,7 +161,7 @@ fn measure(pins: &Path, size: (u32, u32)) {
         let [connect, request] = against(&client.turns, direct);
         let [connect_here, request_here] = against(&client.turns, &here);
         let line = json!({
-            "bench": "connect", "way": client.way.name(), "services": size.0, "endpoints_each": size.1,
+            "bench": "connect", "way": client.way.name(), "services": size.0, "endpoints_each": client.endpoints,
             "connect_us": own(0), "against_direct": connect, "against_direct_here": connect_here,
             "connect_request_close_us": own(1), "request_against_direct": request, "request_against_direct_here": request_here,
             "kernel": client.install,
@@ -184,6 +192,7 @@ fn against(one: &[Turn], other: &[Turn]) -> [f64; 2] {
 }
 
 fn start(way: Way, pins: PathBuf, load: Arc<Load>) -> Client {
+    let endpoints = load.endpoints;
     let (orders, ordered) = sync_channel::<()>(0);
     let (answer, done) = sync_channel(0);
     let (ready, installed) = sync_channel(0);
@@ -211,7 +220,7 @@ fn start(way: Way, pins: PathBuf, load: Arc<Load>) -> Client {
         }
     });
     let install = installed.recv().expect("what it needs is there");
-    Client { way, orders, done, install, turns: Vec::new(), thread }
+    Client { way, endpoints, orders, done, install, turns: Vec::new(), thread }
 }
 
 fn network() {
@@ -236,6 +245,7 @@ fn listens() -> SocketAddr {
 /// So many Services, of which the middle one leads to the endpoint that listens, and what happens to them.
 struct Load {
     plan: NodePlan,
+    endpoints: u32,
     /// The address of the one that is measured.
     to: SocketAddr,
     /// Exchanged endpoints, one after the other, with the time from event to change in milliseconds.
@@ -276,7 +286,7 @@ impl Load {
             let change = planner.update(&store, &dirty);
             changes.push((change, ms(began)));
         }
-        Load { plan, to: SocketAddr::new(strategies::cluster_ip(FAMILY, measured), 80), changes }
+        Load { plan, endpoints, to: SocketAddr::new(strategies::cluster_ip(FAMILY, measured), 80), changes }
     }
 }
 
