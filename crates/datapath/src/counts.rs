@@ -51,6 +51,22 @@ pub enum Rebalancing {
     },
 }
 
+/// Packets that rules of no Service counted, in one family, since the rules were made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PacketCounts {
+    /// Connections to node ports at loopback.
+    pub localhost_node_ports: u64,
+    /// Packets that conntrack took for no part of their flow, and that were dropped.
+    pub out_of_flow: u64,
+}
+
+impl std::ops::AddAssign for PacketCounts {
+    fn add_assign(&mut self, other: PacketCounts) {
+        self.localhost_node_ports += other.localhost_node_ports;
+        self.out_of_flow += other.out_of_flow;
+    }
+}
+
 /// How full a map of the kernel is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {

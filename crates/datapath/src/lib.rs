@@ -8,7 +8,7 @@ use signpost_core::object::ServicePortName;
 use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{NodePlan, PlanChange};
 
-use counts::{PortCounts, Rebalancing, Room};
+use counts::{PacketCounts, PortCounts, Rebalancing, Room};
 
 pub mod conntrack;
 pub mod counts;
@@ -63,6 +63,11 @@ pub trait Datapath {
     fn is_refusal(&self, _error: &Self::Error) -> bool {
         false
     }
+    /// Whether a change that was refused has left the kernel as it was. If not, the kernel is compared before something smaller
+    /// is tried.
+    fn is_atomic(&self) -> bool {
+        true
+    }
     /// Where the rules that were found serve UDP, so that flows to what a former process served can be told from others'.
     /// Empty: not known.
     fn udp_frontends(&self, _have: &Self::Observed) -> Vec<SocketAddr> {
@@ -79,6 +84,13 @@ pub trait Datapath {
     /// What became of connections that are spread anew since the last call, in the order in which it happened.
     fn take_rebalancing(&mut self, _plan: &NodePlan) -> Vec<(ServicePortName, Rebalancing)> {
         Vec::new()
+    }
+    /// What rules counted that concern no Service; `None`: this mode has none such.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    fn packets(&mut self) -> Result<Option<PacketCounts>, Self::Error> {
+        Ok(None)
     }
     /// How full the kernel's maps are with a program; none, in a mode without maps of a size.
     fn room(&self, _program: &Self::Program) -> Vec<Room> {

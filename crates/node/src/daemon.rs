@@ -135,7 +135,8 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
             serve(&options, mode, datapaths, around, shutdown).await;
         }
         Mode::Iptables => {
-            let part = |family| (family, iptables(family, options.take_over), flows(family));
+            let config = IptablesConfig { take_over: options.take_over, ..IptablesConfig::default() };
+            let part = |family| (family, Iptables::new(family, config.clone()), flows(family));
             let datapaths = families.into_iter().map(part).collect();
             serve(&options, mode, datapaths, around, shutdown).await;
         }
@@ -160,10 +161,6 @@ pub fn cleanup(ebpf: &KernelConfig) -> Result<(), NodeError> {
     }
     let _instance = Instance::take()?;
     Ok(handover::cleanup(&families(), ebpf)?)
-}
-
-fn iptables(family: Family, take_over: bool) -> Iptables {
-    Iptables::new(family, IptablesConfig { take_over, ..IptablesConfig::default() })
 }
 
 fn nftables(family: Family, take_over: bool) -> Nftables {
@@ -369,7 +366,7 @@ where
 {
     // Who asked may have gone away meanwhile.
     let _ = match question {
-        Question::Counts(reply) => return drop(reply.send(sync.counts())),
+        Question::Counts(reply) => return drop(reply.send(sync.counted())),
         Question::Plans(reply) => reply.send(sync.plans()),
         Question::Programs(reply) => reply.send(sync.programs()),
         Question::Rules(wanted, reply) => reply.send(sync.listing(&|service| wanted.is(service))),
@@ -381,3 +378,6 @@ async fn until(due: Option<Instant>) {
         tokio::time::sleep_until(due.into()).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

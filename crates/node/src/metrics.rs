@@ -16,6 +16,8 @@ use crate::process::{self, Usage};
 use crate::progress::{Outcome, Revisions};
 use crate::prometheus::{Histogram, Text};
 
+pub use services::Counted;
+
 /// Buckets of the duration of a sync in seconds, as kube-proxy has them: 1 ms doubled 14 times.
 const SYNC_BUCKETS: [f64; 15] =
     [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384];
@@ -208,15 +210,16 @@ impl Metrics {
         self.numbers().rooms.insert(map, [used, most]);
     }
 
-    /// All of it, in the text format 0.0.4. `counts`: what became of connections.
-    pub fn text(&self, programmed: Option<Revisions>, counts: &services::Counts) -> String {
+    /// All of it, in the text format 0.0.4. `counted`: what the kernel counted.
+    pub fn text(&self, programmed: Option<Revisions>, counted: &Counted) -> String {
         let usage = process::usage();
         let mut numbers = self.numbers();
         let mut text = Text::new();
         numbers.write_syncs(&mut text);
         numbers.write_changes(&mut text);
         numbers.write_rooms(&mut text);
-        numbers.services.write(&mut text, counts);
+        numbers.services.write(&mut text, &counted.services);
+        services::write_packets(&mut text, counted.packets);
         write_programmed(&mut text, programmed);
         self.announcer.write(&mut text);
         write_process(&mut text, usage);
@@ -406,7 +409,7 @@ mod tests {
         metrics.findings(BTreeMap::from([("SP502", 1), ("SP505", 2)]));
         metrics.findings(BTreeMap::from([("SP505", 1)]));
         metrics.programmed(&[0]);
-        let text = metrics.text(None, &BTreeMap::new());
+        let text = metrics.text(None, &Counted::default());
         for line in [
             "kubeproxy_sync_partial_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.004\"} 1",
             "kubeproxy_sync_partial_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.002\"} 0",

@@ -10,7 +10,6 @@
 //! | | `/plan`, `/program` | per family, as JSON |
 //! | | `/rules?namespace=N&name=S` | the frontends with their backends, and the whole program, as JSON; what is left out is not asked for |
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -26,14 +25,13 @@ use hyper_util::service::TowerToHyperService;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
-use signpost_core::object::{Family, ObjectName, ServicePortName};
-use signpost_datapath::counts::PortCounts;
+use signpost_core::object::ObjectName;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use crate::metrics::Metrics;
+use crate::metrics::{Counted, Metrics};
 use crate::mode::Mode;
 use crate::progress::{Health, Progress};
 
@@ -60,8 +58,8 @@ pub enum Question {
     Plans(oneshot::Sender<Result<String, serde_json::Error>>),
     /// The programs, as JSON.
     Programs(oneshot::Sender<Result<String, serde_json::Error>>),
-    /// What became of connections.
-    Counts(oneshot::Sender<BTreeMap<Family, BTreeMap<ServicePortName, PortCounts>>>),
+    /// What the kernel counted.
+    Counts(oneshot::Sender<Counted>),
     /// What is served, in rows, as JSON.
     Rules(Wanted, oneshot::Sender<Result<String, serde_json::Error>>),
 }

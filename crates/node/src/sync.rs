@@ -28,11 +28,11 @@ use signpost_core::planner::NodeConfig;
 use signpost_core::store::{Event, Kind, Store};
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::Worker;
-use signpost_datapath::counts::{PortCounts, Rebalancing, Room};
+use signpost_datapath::counts::{PacketCounts, PortCounts, Rebalancing, Room};
 use tracing::{info, warn};
 
 use crate::config::PodRanges;
-use crate::metrics::Metrics;
+use crate::metrics::{Counted, Metrics};
 use crate::mode::Mode;
 use crate::progress::{Outcome, Progress, Revisions};
 use crate::rules::{FamilyListing, Listing, rows};
@@ -398,6 +398,21 @@ impl<D: Datapath> SyncLoop<D> {
         all
     }
 
+    /// All that the kernel counted.
+    pub fn counted(&mut self) -> Counted {
+        let mut packets: Option<PacketCounts> = None;
+        for family in &mut self.families {
+            match family.packets() {
+                Ok(Some(more)) => *packets.get_or_insert_default() += more,
+                Ok(None) => {}
+                Err(error) => {
+                    warn!(family = %family.family(), %error, "the kernel does not say what its rules counted")
+                }
+            }
+        }
+        Counted { services: self.counts(), packets }
+    }
+
     fn json<'a, T: Serialize>(&'a self, part: impl Fn(&'a FamilySync<D>) -> T) -> Result<String, serde_json::Error> {
         let parts: BTreeMap<String, T> =
             self.families.iter().map(|family| (family.family().to_string(), part(family))).collect();
@@ -484,4 +499,4 @@ impl<D: Datapath> SyncLoop<D> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -21,6 +21,7 @@ use crate::nftables::render::layout_name;
 use crate::nftables::rule::{Action, rules};
 use crate::nftables::{Nftables, NftablesConfig, NftablesError, Observed, Program};
 
+pub use crate::ipvs::fake::FakeIpvs;
 pub use iptables::FakeIptables;
 
 /// What goes wrong with the next call that can meet it.

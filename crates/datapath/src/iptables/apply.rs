@@ -142,7 +142,7 @@ impl Tool {
     }
 
     /// Whether these programs are those on nf_tables. Not known: no, which is right for both.
-    fn is_nft(&self) -> bool {
+    pub fn is_nft(&self) -> bool {
         let says_so = || {
             let said = Command::new(self.program("restore")).arg("--version").stderr(Stdio::null()).output();
             said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("nf_tables"))
@@ -152,6 +152,29 @@ impl Tool {
             Variant::Legacy => false,
             Variant::Plain => says_so(),
         }
+    }
+
+    /// How many packets met the rule of a chain that has this comment; none if there is no such rule.
+    pub fn packets(&self, table: Table, chain: &str, comment: &str) -> Result<u64, IptablesError> {
+        const OP: &str = "read what a rule counted";
+        let restore = self.program("restore");
+        let program = restore.trim_end_matches("-restore");
+        let wait = self.lock_wait.as_secs().max(1).to_string();
+        let arguments = ["-w", &wait, "-t", table.name(), "-nvxL", chain];
+        let child = self.spawn(OP, program, &arguments, Stdio::null(), Stdio::piped())?;
+        let failed = |source| IptablesError::Run { op: OP, program: program.to_owned(), source };
+        let output = child.wait_with_output().map_err(failed)?;
+        if !output.status.success() {
+            let said =
+                String::from_utf8_lossy(&output.stderr[..output.stderr.len().min(COMPLAINT_MOST_BYTES as usize)]);
+            return Err(IptablesError::Refused {
+                op: OP,
+                program: program.to_owned(),
+                said: said.trim_end().to_owned(),
+            });
+        }
+        let listed = String::from_utf8_lossy(&output.stdout);
+        Ok(counted(&listed, comment))
     }
 
     /// The same with a text as `iptables-restore` reads it.
@@ -213,6 +236,13 @@ impl Tool {
     }
 }
 
+/// The packets of the rules with a comment, in what `iptables -nvxL` lists.
+fn counted(listed: &str, comment: &str) -> u64 {
+    let comment = format!("/* {comment} */");
+    let rules = listed.lines().filter(|line| line.contains(&comment));
+    rules.filter_map(|line| line.split_whitespace().next()?.parse::<u64>().ok()).sum()
+}
+
 /// The first lines of what a child says, and the rest read and left, so that it can end.
 fn complaint(mut stderr: impl Read) -> String {
     let mut said = Vec::new();
@@ -221,4 +251,17 @@ fn complaint(mut stderr: impl Read) -> String {
         return format!("(its complaint could not be read: {error})");
     }
     String::from_utf8_lossy(&said).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_those_of_the_rule_with_the_comment() {
+        let listed = "Chain KUBE-POSTROUTING (1 references)\n    pkts      bytes target     prot opt in     out     source               destination\n\
+            12      720            all  --  *      *       0.0.0.0/0            0.0.0.0/0            /* counted */ ctstate DNAT ctorigdst 127.0.0.0/8\n\
+            99      999 RETURN     all  --  *      *       0.0.0.0/0            0.0.0.0/0            mark match ! 0x4000/0x4000\n";
+        assert_eq!([counted(listed, "counted"), counted(listed, "count")], [12, 0]);
+    }
 }

@@ -22,6 +22,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use signpost_core::object::Family;
@@ -29,7 +30,9 @@ use signpost_core::packet::{Packet, Verdict};
 use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 
 use crate::Datapath;
+use crate::counts::PacketCounts;
 use crate::locate::{Found, Locate, Location};
+use crate::nftables::generation::Watch;
 
 mod apply;
 pub mod chain;
@@ -52,6 +55,8 @@ pub use program::Program;
 
 pub(crate) use apply::Tool;
 
+use chain::{Chain, Table};
+
 /// How the mode is run.
 #[derive(Debug, Clone)]
 pub struct IptablesConfig {
@@ -63,11 +68,19 @@ pub struct IptablesConfig {
     pub lock_file: Option<PathBuf>,
     /// Whether chains that kube-proxy left are replaced; otherwise it is an error to find some.
     pub take_over: bool,
+    /// Tells that others changed rules, where iptables is the one on nf_tables. Both families of a node share it.
+    pub watch: Arc<Watch>,
 }
 
 impl Default for IptablesConfig {
     fn default() -> IptablesConfig {
-        IptablesConfig { variant: None, lock_wait: Duration::from_secs(5), lock_file: None, take_over: false }
+        IptablesConfig {
+            variant: None,
+            lock_wait: Duration::from_secs(5),
+            lock_file: None,
+            take_over: false,
+            watch: Arc::default(),
+        }
     }
 }
 
@@ -80,6 +93,8 @@ pub struct Iptables {
     family: Family,
     config: IptablesConfig,
     tool: Option<Tool>,
+    /// Whether that is the one on nf_tables, once that was looked at.
+    is_nft: Option<bool>,
 }
 
 /// Chains by which it is told which iptables a node uses: kubelet makes them for that purpose.
@@ -92,7 +107,7 @@ const REMOVE_CANARY: &str = "*mangle\n:KUBE-PROXY-CANARY - [0:0]\n-X KUBE-PROXY-
 impl Iptables {
     /// For one family.
     pub fn new(family: Family, config: IptablesConfig) -> Iptables {
-        Iptables { family, config, tool: None }
+        Iptables { family, config, tool: None, is_nft: None }
     }
 
     /// Removes every chain and rule of a Service proxy, in both iptables. Established flows lose their rewriting with them.
@@ -263,11 +278,36 @@ impl Datapath for Iptables {
         Ok(observed)
     }
 
+    fn packets(&mut self) -> Result<Option<PacketCounts>, IptablesError> {
+        let family = self.family;
+        let tool = self.tool()?;
+        let localhost = match family {
+            Family::Ipv4 => {
+                let chain = Chain::Postrouting.name();
+                tool.packets(Table::Nat, &chain, program::LOCALHOST_NODE_PORTS)?
+            }
+            Family::Ipv6 => 0,
+        };
+        let out_of_flow = tool.packets(Table::Filter, &Chain::Forward.name(), program::OUT_OF_FLOW)?;
+        Ok(Some(PacketCounts { localhost_node_ports: localhost, out_of_flow }))
+    }
+
     fn apply(&mut self, change: &Change) -> Result<(), IptablesError> {
         if change.is_empty() {
             return Ok(());
         }
-        self.tool()?.restore("change the rules", change)
+        let watch = self.config.watch.clone();
+        let tool = self.tool()?;
+        watch.own(|| tool.restore("change the rules", change))
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        let is_nft = match self.is_nft {
+            Some(is_nft) => is_nft,
+            None => self.tool().ok()?.is_nft(),
+        };
+        self.is_nft = Some(is_nft);
+        if is_nft { self.config.watch.number() } else { None }
     }
 }
 

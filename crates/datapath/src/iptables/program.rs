@@ -16,6 +16,11 @@ use super::chain::{Chain, Port, Table};
 use super::port::{Around, Layout, Shared, fits};
 use super::rule::{Action, Match, Rule, single};
 
+/// What the rules say of themselves that count packets for metrics.
+pub(super) const LOCALHOST_NODE_PORTS: &str = "kubernetes localhost nodeports, counted";
+/// See [`LOCALHOST_NODE_PORTS`].
+pub(super) const OUT_OF_FLOW: &str = "kubernetes forwarding, out of its flow";
+
 /// The program of one node and one family. Same plan, same program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "NodePlan", into = "NodePlan")]
@@ -200,7 +205,7 @@ impl Program {
         match chain {
             Chain::Base(base) => super::chain::base_rules(table, *base),
             Chain::Of(port, _) => self.layout(port).chains().remove(&(table, chain.clone())).unwrap_or_default(),
-            _ if FIXED.contains(&(table, chain.clone())) => fixed_rules(chain),
+            _ if FIXED.contains(&(table, chain.clone())) => fixed_rules(chain, self.family()),
             _ => self.shared_rules().remove(&(table, chain.clone())).unwrap_or_default(),
         }
     }
@@ -269,7 +274,7 @@ impl Program {
     /// Every chain with its rules, the kernel's own left out.
     pub fn each_chain(&self, mut each: impl FnMut(Table, &Chain, &[Rule])) {
         for (table, chain) in FIXED {
-            each(table, &chain, &fixed_rules(&chain));
+            each(table, &chain, &fixed_rules(&chain, self.family()));
         }
         for ((table, chain), rules) in self.shared_rules() {
             each(table, &chain, &rules);
@@ -286,15 +291,20 @@ fn no_such_port(address: IpAddr) -> Rule {
     Rule::new("cluster IP without such a port", [Match::Destination(single(address))], Action::Jump(Chain::Refusal))
 }
 
-fn fixed_rules(chain: &Chain) -> Vec<Rule> {
+fn fixed_rules(chain: &Chain, family: Family) -> Vec<Rule> {
     match chain {
         Chain::MarkMasq => vec![Rule::new("", [], Action::Mark)],
-        Chain::Postrouting => vec![
-            Rule::new("", [Match::NotMarked], Action::Return),
-            // So that a packet which meets these rules again, inside a tunnel, is not masqueraded twice.
-            Rule::new("", [], Action::Unmark),
-            Rule::new("kubernetes masquerade", [], Action::Masquerade),
-        ],
+        Chain::Postrouting => {
+            let counted = Rule::new(LOCALHOST_NODE_PORTS, [Match::SentToLoopback], Action::Count);
+            let masquerade = [
+                Rule::new("", [Match::NotMarked], Action::Return),
+                // So that a packet which meets these rules again, inside a tunnel, is not masqueraded twice.
+                Rule::new("", [], Action::Unmark),
+                Rule::new("kubernetes masquerade", [], Action::Masquerade),
+            ];
+            // IPv6's kernel lets nobody out of loopback.
+            (family == Family::Ipv4).then_some(counted).into_iter().chain(masquerade).collect()
+        }
         Chain::Refusal => {
             vec![Rule::new("", [Match::Protocol(Protocol::Tcp)], Action::Reset), Rule::new("", [], Action::Reject)]
         }
@@ -302,11 +312,7 @@ fn fixed_rules(chain: &Chain) -> Vec<Rule> {
             // What conntrack takes for no part of its flow is not rewritten: a client would get an answer from a stranger,
             // whose refusal ends the backend's connection (kubernetes#74839). Of a flow whose begin went another way,
             // SYN-ACK is such a packet, and what follows it is not; so asymmetric routes go on working.
-            Rule::new(
-                "kubernetes forwarding, out of its flow",
-                [Match::Protocol(Protocol::Tcp), Match::WithinFlow, Match::Invalid],
-                Action::Drop,
-            ),
+            Rule::new(OUT_OF_FLOW, [Match::Protocol(Protocol::Tcp), Match::WithinFlow, Match::Invalid], Action::Drop),
             Rule::new("kubernetes forwarding, masqueraded", [Match::Marked], Action::Accept),
             Rule::new("kubernetes forwarding, known flows", [Match::Known], Action::Accept),
         ],

@@ -60,6 +60,8 @@ pub enum Match {
     Remember(Chain),
     /// Holds with this probability, in 2^-31.
     Chance(u32),
+    /// It was sent to an address of 127.0.0.0/8, and rewritten to another.
+    SentToLoopback,
 }
 
 /// What is done to a packet.
@@ -85,6 +87,8 @@ pub enum Action {
     Unmark,
     /// Gets the source address of the interface it leaves through.
     Masquerade,
+    /// Is counted, and goes on.
+    Count,
 }
 
 impl Rule {
@@ -108,6 +112,7 @@ impl Rule {
             asked.write_module(family, out);
         }
         self.action.write(family, out);
+        out.truncate(out.trim_end().len());
     }
 }
 
@@ -163,6 +168,7 @@ impl Match {
                 let share = f64::from(*chance) / f64::from(1u32 << 31);
                 push(out, format_args!("-m statistic --mode random --probability {share:.11} "));
             }
+            Match::SentToLoopback => out.push_str("-m conntrack --ctstate DNAT --ctorigdst 127.0.0.0/8 "),
             Match::Source(_) | Match::NotSource(_) | Match::Destination(_) | Match::Protocol(_) => {}
         }
     }
@@ -184,6 +190,7 @@ impl Action {
             Action::Mark => push(out, format_args!("-j MARK --set-xmark {MARK}")),
             Action::Unmark => out.push_str("-j MARK --set-xmark 0x4000/0x0"),
             Action::Masquerade => out.push_str("-j MASQUERADE --random-fully"),
+            Action::Count => {}
         }
     }
 }

@@ -181,6 +181,7 @@ impl Walker<'_> {
             Action::Masquerade => state.ended(Ended::Masqueraded),
             Action::Mark => State { is_marked: true, ..state },
             Action::Unmark => State { is_marked: false, ..state },
+            Action::Count => state,
             Action::Dnat(to) => State {
                 is_translated: *to != state.destination,
                 is_sent_on: true,
@@ -207,7 +208,7 @@ impl Walker<'_> {
             Match::Protocol(protocol) => state.protocol == *protocol,
             Match::Marked => state.is_marked,
             Match::NotMarked => !state.is_marked,
-            Match::New | Match::Remember(_) => true,
+            Match::New | Match::Remember(_) | Match::SentToLoopback => true,
             Match::NotTranslated => !state.is_translated,
             Match::Known | Match::Invalid => false,
             Match::WithinFlow => false,

@@ -73,6 +73,21 @@ pub enum IpvsError {
     },
 }
 
+impl IpvsError {
+    /// Whether what was asked was looked at and refused: other Services may pass.
+    pub(super) fn is_refusal(&self) -> bool {
+        match self {
+            IpvsError::Server { source, .. } => source.kind() != io::ErrorKind::PermissionDenied,
+            IpvsError::Tool { .. } | IpvsError::Rules(IptablesError::Refused { .. }) => true,
+            IpvsError::NoIpvs
+            | IpvsError::Missing { .. }
+            | IpvsError::Kernel { .. }
+            | IpvsError::Rules(_)
+            | IpvsError::Foreign { .. } => false,
+        }
+    }
+}
+
 /// Which destinations take no new connections any more, since when.
 pub(super) type Draining = BTreeMap<(ServerKey, SocketAddr), Instant>;
 

@@ -44,12 +44,12 @@ fn after_a_failure_at_any_call_the_next_sync_ends_right() {
                     change = mode.change(&mode.program(&before), &between(&before, &after));
                 }
                 let calls = {
-                    let mut inner = kernel.inner.lock().unwrap();
+                    let mut inner = kernel.inner();
                     inner.fails = Some((inner.calls + at, failing));
                     inner.calls
                 };
                 let failed = mode.apply(&change).is_err();
-                kernel.inner.lock().unwrap().fails = None;
+                kernel.inner().fails = None;
                 sync(&mut mode, &after).unwrap();
                 // Once more, for destinations that took no new connections and have none by now.
                 sync(&mut mode, &after).unwrap();
@@ -66,7 +66,7 @@ fn after_a_failure_at_any_call_the_next_sync_ends_right() {
 
 /// What others have in the kernel.
 fn with_others(kernel: &FakeKernel) {
-    let mut inner = kernel.inner.lock().unwrap();
+    let mut inner = kernel.inner();
     let place = Place {
         address: [192, 0, 2, 77].into(),
         protocol: signpost_core::object::Protocol::Tcp,
@@ -105,7 +105,7 @@ fn what_is_others_stays_and_cleanup_takes_out_the_rest() {
 #[test]
 fn kube_proxys_rules_are_an_error_unless_they_are_to_be_taken_over() {
     let (mut mode, kernel) = mode(Family::Ipv4);
-    kernel.inner.lock().unwrap().state.addresses = Some([[10, 96, 0, 1].into()].into());
+    kernel.inner().state.addresses = Some([[10, 96, 0, 1].into()].into());
     assert!(matches!(mode.observe(), Err(super::IpvsError::Foreign { .. })));
     mode.config.take_over = true;
     let plan = services(Family::Ipv4, 2, 1);
@@ -119,7 +119,7 @@ fn a_destination_with_connections_stays_until_they_end() {
     let (mut mode, kernel) = mode(Family::Ipv4);
     sync(&mut mode, &plan).unwrap();
     let gone = {
-        let mut inner = kernel.inner.lock().unwrap();
+        let mut inner = kernel.inner();
         let destinations = &mut inner.state.servers.values_mut().next().unwrap().destinations;
         destinations.values_mut().for_each(|one| one.connections = 1);
         *destinations.keys().next().unwrap()
@@ -141,7 +141,7 @@ fn a_destination_with_connections_stays_until_they_end() {
         );
         sync(&mut mode, &after).unwrap();
     }
-    let mut inner = kernel.inner.lock().unwrap();
+    let mut inner = kernel.inner();
     inner.state.servers.values_mut().flat_map(|one| one.destinations.values_mut()).for_each(|one| one.connections = 0);
     drop(inner);
     sync(&mut mode, &after).unwrap();
@@ -156,7 +156,7 @@ fn a_mode_that_follows_leaves_servers_with_live_connections_for_them_alone() {
     let theirs = kernel.state();
     sync(&mut mode, &plan).unwrap();
     let (key, at) = {
-        let mut inner = kernel.inner.lock().unwrap();
+        let mut inner = kernel.inner();
         let is_own = |key: &ServerKey| !theirs.servers.contains_key(key);
         let (key, server) = inner.state.servers.iter_mut().find(|(key, _)| is_own(key)).unwrap();
         let (at, found) = server.destinations.iter_mut().next().unwrap();
@@ -177,7 +177,7 @@ fn a_mode_that_follows_leaves_servers_with_live_connections_for_them_alone() {
         );
     }
     assert!(!mode.has_foreign().unwrap(), "what stays is known for this program's own");
-    kernel.inner.lock().unwrap().state.servers.get_mut(&key).unwrap().destinations.get_mut(&at).unwrap().active = 0;
+    kernel.inner().state.servers.get_mut(&key).unwrap().destinations.get_mut(&at).unwrap().active = 0;
     assert_eq!(mode.remove_former(false, true).unwrap(), Former::Removed);
     assert_eq!((kernel.state().servers, kernel.state().addresses), (theirs.servers, None));
     assert_eq!(mode.remove_former(false, true).unwrap(), Former::Nothing);
@@ -187,7 +187,7 @@ fn a_mode_that_follows_leaves_servers_with_live_connections_for_them_alone() {
 fn a_connection_that_outlives_the_deadline_keeps_nothing() {
     let (mut mode, kernel) = mode(Family::Ipv6);
     sync(&mut mode, &services(Family::Ipv6, 1, 1)).unwrap();
-    let mut inner = kernel.inner.lock().unwrap();
+    let mut inner = kernel.inner();
     inner.state.servers.values_mut().flat_map(|server| server.destinations.values_mut()).for_each(|one| one.active = 1);
     drop(inner);
     assert_eq!(mode.remove_former(false, false).unwrap(), Former::Removed);

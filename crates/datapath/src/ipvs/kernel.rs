@@ -34,6 +34,8 @@ pub(super) trait Kernel {
     fn save_rules(&mut self, table: Table) -> Result<String, IpvsError>;
     /// `iptables-restore --noflush`.
     fn restore_rules(&mut self, lines: &str) -> Result<(), IpvsError>;
+    /// See [`crate::Datapath::generation`]: of the rules.
+    fn generation(&mut self) -> Option<u32>;
     /// A sysctl; `None`: there is none of this name.
     fn setting(&mut self, path: &str) -> Result<Option<String>, IpvsError>;
     /// Sets one.

@@ -30,6 +30,7 @@ use crate::locate::{Found, Locate, Location};
 
 mod apply;
 pub mod change;
+pub(crate) mod fake;
 mod kernel;
 pub mod layout;
 pub mod link;
@@ -44,8 +45,6 @@ mod socket;
 mod system;
 pub mod walk;
 
-#[cfg(test)]
-mod fake;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
@@ -277,6 +276,14 @@ impl Datapath for Ipvs {
         walk::walk(program, packet, remembered)
     }
 
+    fn is_refusal(&self, error: &IpvsError) -> bool {
+        error.is_refusal()
+    }
+
+    fn is_atomic(&self) -> bool {
+        false
+    }
+
     fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {
         have.udp_frontends()
     }
@@ -290,7 +297,12 @@ impl Datapath for Ipvs {
     }
 
     fn apply(&mut self, change: &Change) -> Result<(), IpvsError> {
-        apply::apply(&mut *self.kernel, change, &mut self.draining)
+        let watch = self.config.iptables.watch.clone();
+        watch.own(|| apply::apply(&mut *self.kernel, change, &mut self.draining))
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.kernel.generation()
     }
 }
 

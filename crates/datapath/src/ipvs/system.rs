@@ -16,6 +16,7 @@ use super::message::{ObservedServer, Request};
 use super::rule::Table;
 use super::server::ServerKey;
 use super::socket;
+use crate::Datapath;
 use crate::iptables::Iptables;
 
 const IPSET: &str = "ipset";
@@ -119,6 +120,10 @@ impl Kernel for System {
 
     fn restore_rules(&mut self, lines: &str) -> Result<(), IpvsError> {
         Ok(self.iptables.tool()?.restore_text("change the rules", lines)?)
+    }
+
+    fn generation(&mut self) -> Option<u32> {
+        self.iptables.generation()
     }
 
     fn setting(&mut self, path: &str) -> Result<Option<String>, IpvsError> {

@@ -29,7 +29,7 @@ mod apply;
 pub mod chain;
 pub mod change;
 pub mod element;
-mod generation;
+pub(crate) mod generation;
 pub mod hold;
 pub mod layout;
 mod locate;

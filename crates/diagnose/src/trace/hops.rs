@@ -192,8 +192,17 @@ impl Hops<'_> {
             }
             Done::Rewritten { .. } => {
                 let rules = self.rules(node, before, after, false);
-                let action = "destination is rewritten (DNAT)".to_owned();
-                self.push(Some(node), format!("hook {hook}"), first, between, action, rules);
+                // The address is the node's own there: IPVS takes the packet on its way in, or out.
+                let (place, action) = match self.stage.program(node).map(|program| program.mode()) {
+                    Some("ipvs") if before.entry == Entry::Interface => {
+                        ("IPVS behind hook input".to_owned(), "destination is rewritten by the virtual server")
+                    }
+                    Some("ipvs") => {
+                        ("IPVS behind hook output".to_owned(), "destination is rewritten by the virtual server")
+                    }
+                    _ => (format!("hook {hook}"), "destination is rewritten (DNAT)"),
+                };
+                self.push(Some(node), place, first, between, action.to_owned(), rules);
             }
         }
         self.route(node, between);

@@ -1,6 +1,6 @@
-//! Which scenarios run in the mode IPVS, in virtual machines: a core on two kernels (`make vm`), those that are defined in it on
-//! one (`make vm-all`). `scenarios/ipvs.tsv` has the core and every exception with its reason; tools/vm.sh runs by it. These
-//! tests hold the table and the files together, so that nothing is left out without a word.
+//! Which scenarios run in the mode IPVS, in virtual machines: a core on two kernels and those of this mode alone (`make vm`), all that
+//! are defined in it on one (`make vm-all`). `scenarios/ipvs.tsv` has the core and every exception with its reason; tools/vm.sh
+//! runs by it. These tests hold the table and the files together, so that nothing is left out without a word.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -3,13 +3,43 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use signpost_core::object::{Family, ServicePortName};
-use signpost_datapath::counts::{BackendCounts, PortCounts};
+use signpost_datapath::counts::{BackendCounts, PacketCounts, PortCounts};
 
 use super::ip_family;
 use crate::prometheus::Text;
 
 /// By family and Service port.
 pub type Counts = BTreeMap<Family, BTreeMap<ServicePortName, PortCounts>>;
+
+/// All that the kernel counted.
+#[derive(Debug, Clone, Default)]
+pub struct Counted {
+    /// What became of connections through Services.
+    pub services: Counts,
+    /// What rules of no Service counted, in all families together; `None`: the mode has none.
+    pub packets: Option<PacketCounts>,
+}
+
+/// Writes what rules of no Service counted, under kube-proxy's names.
+pub(super) fn write_packets(text: &mut Text, packets: Option<PacketCounts>) {
+    let Some(packets) = packets else { return };
+    let samples = [
+        (
+            "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+            "Connections to node ports at loopback",
+            packets.localhost_node_ports,
+        ),
+        (
+            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+            "Packets that conntrack took for no part of their flow, dropped",
+            packets.out_of_flow,
+        ),
+    ];
+    for (name, help, count) in samples {
+        text.head(name, "counter", help);
+        text.sample(name, &[], count as f64);
+    }
+}
 
 /// So many Service ports are named; the others are added up under no name.
 const MOST_NAMED: usize = 1_000;

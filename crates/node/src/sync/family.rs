@@ -9,7 +9,7 @@ use signpost_core::planner::{NodeConfig, Planner};
 use signpost_core::store::{Dirty, Store};
 use signpost_datapath::Datapath;
 use signpost_datapath::conntrack::{Totals, Wanted, Worker, places};
-use signpost_datapath::counts::{PortCounts, Rebalancing, Room};
+use signpost_datapath::counts::{PacketCounts, PortCounts, Rebalancing, Room};
 use tracing::{debug, error, info, warn};
 
 use super::Retry;
@@ -124,6 +124,13 @@ impl<D: Datapath> FamilySync<D> {
     /// See [`Datapath::take_rebalancing`].
     pub fn take_rebalancing(&mut self) -> Vec<(ServicePortName, Rebalancing)> {
         self.datapath.take_rebalancing(self.planner.plan())
+    }
+    /// See [`Datapath::packets`].
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn packets(&mut self) -> Result<Option<PacketCounts>, D::Error> {
+        self.datapath.packets()
     }
 
     /// See [`Datapath::room`]; nothing before the first sync.

@@ -45,7 +45,7 @@ pub(super) fn change<D: Datapath>(
     let have = datapath.observe()?;
     datapath.apply(&datapath.repair(program, &have))?;
     match apply(datapath, program, planned) {
-        Err(error) if datapath.is_refusal(&error) => {}
+        Err(error) if datapath.is_refusal(&error) => restore(datapath, program)?,
         done => return done.map(|()| Refused::new()),
     }
     apply(datapath, program, &PlanChange { set: BTreeMap::new(), ..planned.clone() })?;
@@ -88,6 +88,15 @@ fn apply<D: Datapath>(datapath: &mut D, program: &mut D::Program, planned: &Plan
     Ok(())
 }
 
+/// After a refusal of which a part may be in the kernel: takes that part out.
+fn restore<D: Datapath>(datapath: &mut D, program: &D::Program) -> Result<(), D::Error> {
+    if datapath.is_atomic() {
+        return Ok(());
+    }
+    let have = datapath.observe()?;
+    datapath.apply(&datapath.repair(program, &have))
+}
+
 struct Isolation<'a, D: Datapath> {
     datapath: &'a mut D,
     program: &'a mut D::Program,
@@ -105,6 +114,7 @@ impl<D: Datapath> Isolation<'_, D> {
             Err(error) if self.datapath.is_refusal(&error) => error,
             Err(error) => return Err(error),
         };
+        restore(self.datapath, self.program)?;
         if services.len() == 1 || self.refused.len() >= MOST {
             self.refused.extend(services.iter().map(|(name, _)| (name.clone(), error.to_string())));
             return Ok(());

@@ -14,7 +14,7 @@ use signpost_core::planner::NodePortAddresses;
 
 use super::*;
 
-mod faults;
+pub(crate) mod faults;
 mod room;
 
 /// A kernel that holds a plan as it is.

@@ -4,9 +4,10 @@
 use std::fmt;
 use std::sync::PoisonError;
 
-use signpost_datapath::fake::{FakeIptables, FakeNftables};
+use signpost_datapath::fake::{FakeIptables, FakeIpvs, FakeNftables};
 use signpost_datapath::iptables::IptablesError;
 use signpost_datapath::iptables::chain::Table;
+use signpost_datapath::ipvs::{self, IpvsError};
 use signpost_datapath::nftables::NftablesError;
 use signpost_datapath::nftables::render::render;
 
@@ -28,7 +29,7 @@ enum Fault {
 const FAULTS: [Fault; 4] = [Fault::Refused, Fault::Unreachable, Fault::Unsure, Fault::Half];
 
 /// A mode whose kernel is in memory.
-trait InMemory: Datapath<Program: Send, Change: Send, Observed: Send> + Clone + fmt::Debug + Send {
+trait InMemory: Datapath<Program: Send, Change: Send, Observed: Send> + fmt::Debug + Send {
     fn empty() -> Self;
     fn error(fault: Fault) -> Self::Error;
     /// Carries out a part, if there are parts.
@@ -120,9 +121,57 @@ impl InMemory for FakeIptables {
     }
 }
 
+impl InMemory for FakeIpvs {
+    fn empty() -> FakeIpvs {
+        let mut fake = FakeIpvs::new(Family::Ipv4);
+        fake.restore(OTHERS).unwrap();
+        fake
+    }
+
+    fn error(fault: Fault) -> IpvsError {
+        match fault {
+            Fault::Unreachable => IpvsError::Rules(FakeIptables::error(fault)),
+            // As of a scheduler that the kernel has not.
+            _ => IpvsError::Server { request: "a fault".to_owned(), source: std::io::ErrorKind::NotFound.into() },
+        }
+    }
+
+    /// Servers and addresses, but not all else.
+    fn half(&mut self, change: &Self::Change) {
+        self.apply_some(change, 2);
+    }
+
+    fn text(change: &Self::Change) -> String {
+        format!("{:?}\n{}{}", change.coming, change.sets, change.rules)
+    }
+
+    fn flush(&mut self) {
+        FakeIpvs::flush(self);
+        self.restore(OTHERS).unwrap();
+    }
+
+    fn others(&self) -> Vec<String> {
+        let chains = [
+            (ipvs::rule::Table::Nat, "CNI-HOSTPORT"),
+            (ipvs::rule::Table::Nat, "PREROUTING"),
+            (ipvs::rule::Table::Filter, "KUBE-FIREWALL"),
+            (ipvs::rule::Table::Filter, "OUTPUT"),
+        ];
+        let rules = chains.iter().flat_map(|(table, chain)| self.rules(*table, chain).expect("others' chains stay"));
+        let own = |rule: &String| rule.contains("-j KUBE-") && !rule.contains("KUBE-FIREWALL");
+        rules.filter(|rule| !own(rule)).collect()
+    }
+}
+
 /// A kernel that outlives its daemon, with faults.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Shared<D>(Arc<Mutex<Faulty<D>>>);
+
+impl<D> Clone for Shared<D> {
+    fn clone(&self) -> Shared<D> {
+        Shared(self.0.clone())
+    }
+}
 
 #[derive(Debug)]
 struct Faulty<D> {
@@ -202,6 +251,10 @@ impl<D: InMemory> Datapath for Shared<D> {
         self.decide(|kernel| kernel.is_refusal(error))
     }
 
+    fn is_atomic(&self) -> bool {
+        self.decide(|kernel| kernel.is_atomic())
+    }
+
     fn observe(&mut self) -> Result<D::Observed, D::Error> {
         self.with(|faulty| match faulty.fault() {
             Some(fault) => Err(D::error(fault)),
@@ -216,6 +269,9 @@ impl<D: InMemory> Datapath for Shared<D> {
             let tables = text.lines().filter(|line| line.starts_with("add table") || line.starts_with("delete table"));
             assert!(tables.clone().all(|line| line.ends_with("table ip kube-proxy")), "{text}");
             if faulty.poison.is_some_and(|poison| text.contains(poison)) {
+                if !faulty.kernel.is_atomic() {
+                    faulty.kernel.half(change);
+                }
                 return Err(D::error(Fault::Refused));
             }
             let Some(fault) = fault else { return faulty.kernel.apply(change) };
@@ -358,6 +414,11 @@ fn iptables_mends_an_error_and_a_death_at_every_call() {
 }
 
 #[test]
+fn ipvs_mends_an_error_and_a_death_at_every_call() {
+    an_error_at_every_call_is_mended::<FakeIpvs>();
+}
+
+#[test]
 fn a_lock_that_is_held_for_a_minute_is_told_and_what_waited_goes_in_afterwards() {
     let mut node = Node::new(Shared::<FakeIptables>::new(None, None));
     node.see(Event::ServiceApplied(service("web", 1)));
@@ -392,6 +453,7 @@ fn frontend_of(poison: &str) -> &'static str {
     match poison {
         // As nft and as iptables name a frontend there.
         "nftables" => "10.96.0.13 . tcp . 80",
+        "ipvs" => "address: 10.96.0.13,",
         _ => "-d 10.96.0.13/32 -p tcp",
     }
 }
@@ -450,6 +512,11 @@ fn iptables_programs_all_services_but_the_one_that_the_kernel_refuses() {
 }
 
 #[test]
+fn ipvs_programs_all_services_but_the_one_that_the_kernel_refuses() {
+    one_refused_service_costs_the_others_nothing::<FakeIpvs>("ipvs");
+}
+
+#[test]
 fn a_change_of_a_service_that_is_refused_leaves_what_it_had() {
     let mut node = Node::new(Shared::<FakeNftables>::new(None, Some("10.244.1.66")));
     node.see(Event::ServiceApplied(service("web", 1)));
@@ -470,4 +537,16 @@ fn a_change_of_a_service_that_is_refused_leaves_what_it_had() {
     node.run_for(Duration::from_secs(90));
     assert!(node.holds_the_plan());
     assert_eq!(node.sync.families[0].withheld(), 0);
+}
+
+/// Of a node whose kernel does not take the Service s13, and of one whose kernel takes nothing: neither has made a step.
+pub(crate) fn in_trouble()
+-> [SyncLoop<impl Datapath<Program: serde::Serialize + Send> + fmt::Debug + Send + 'static>; 2] {
+    [Some(frontend_of("nftables")), None].map(|poison| {
+        let mut node = Node::new(Shared::<FakeNftables>::new(None, poison));
+        node.kernel.with(|faulty| faulty.locked = poison.is_none());
+        node.see(Event::ServiceApplied(service("s13", 13)));
+        node.see(Event::SliceApplied(slice("s13", 13)));
+        node.sync
+    })
 }

@@ -62,7 +62,7 @@ fn a_map_that_is_nearly_full_is_told_once_until_there_is_room_again() {
             assert_eq!(lines.len(), usize::from(told), "{used}: {lines:?}");
             let words = ["\"slots\"", &format!("used={used}"), "most=100", "--ebpf-backends"];
             assert!(lines.iter().all(|line| words.iter().all(|word| line.contains(word))), "{lines:?}");
-            let text = world.sync.metrics.text(None, &BTreeMap::new());
+            let text = world.sync.metrics.text(None, &Default::default());
             assert!(text.contains(&format!("signpost_map_entries{{map=\"slots\"}} {used}\n")), "{text}");
             assert!(text.contains("signpost_map_max_entries{map=\"slots\"} 100\n"), "{text}");
         }
