@@ -16,6 +16,7 @@ mod fixture;
 mod intern;
 pub mod labels;
 pub mod load_balancer;
+pub mod maglev;
 pub mod node_cache;
 pub mod object;
 pub mod packet;

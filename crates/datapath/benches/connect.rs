@@ -380,7 +380,7 @@ fn install(way: Way, pins: &Path, cgroup: &Cgroup, load: &Load) -> (serde_json::
 /// The maps alone.
 fn sockets(config: KernelConfig, load: &Load, pins: &Path) -> (serde_json::Value, Box<dyn Any>) {
     let began = Instant::now();
-    let mut program = ebpf::program::Program::of(&load.plan);
+    let mut program = ebpf::program::Program::of(&load.plan, ebpf::Packets::Nftables);
     let program_ms = ms(began);
     let mut kernel = Kernel::new(config);
     let have = kernel.observe(FAMILY).expect("it loads");

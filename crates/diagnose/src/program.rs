@@ -31,7 +31,7 @@ impl Program {
     /// The fate of a packet by the rules; `remembered` as in [`signpost_core::walk::walk_remembering`].
     pub fn walk(&self, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
         match self {
-            Program::Ebpf(program) => nftables::walk::walk(&program.packets, packet, remembered),
+            Program::Ebpf(program) => ebpf::walk_packet(program, packet, remembered),
             Program::Nftables(program) => nftables::walk::walk(program, packet, remembered),
             Program::Iptables(program) => iptables::walk::walk(program, packet, remembered),
             Program::Ipvs(program) => ipvs::walk::walk(program, packet, remembered),

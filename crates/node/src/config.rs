@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use signpost_core::planner::NodePortAddresses;
-use signpost_datapath::ebpf::{Counting, KernelConfig};
+use signpost_datapath::ebpf::{Counting, KernelConfig, Packets};
 use signpost_datapath::ipvs::IpvsConfig;
 
 use crate::look::Look;
@@ -143,6 +143,10 @@ pub struct Flags {
     pub ebpf_remembered: Option<u32>,
     /// `--ebpf-count-packets`
     pub ebpf_count_packets: bool,
+    /// `--ebpf-packets`
+    pub ebpf_packets: Option<Packets>,
+    /// `--ebpf-tracked`
+    pub ebpf_tracked: Option<u32>,
     /// Flags of kube-proxy that were given and change nothing here.
     pub without_effect: Vec<&'static str>,
 }
@@ -295,6 +299,8 @@ impl NodeOptions {
             slots: flags.ebpf_backends.unwrap_or(ebpf.slots),
             remembered: flags.ebpf_remembered.unwrap_or(ebpf.remembered),
             counting: if flags.ebpf_count_packets { Counting::Packets } else { ebpf.counting },
+            packets: flags.ebpf_packets.unwrap_or(ebpf.packets),
+            tracked: flags.ebpf_tracked.unwrap_or(ebpf.tracked),
         };
         let kubeconfig = file.client_connection.and_then(|client| client.kubeconfig);
         let node_ports = flags.nodeport_addresses.or(file.node_port_addresses).unwrap_or_default();

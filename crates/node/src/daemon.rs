@@ -113,11 +113,11 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     let around = Around { lacks, observed, addresses, cache, reporter, announcer };
     match mode {
         Mode::Ebpf => {
-            let node = ebpf::Node::new(options.ebpf.clone());
+            let node = ebpf::Node::new(served_by(&options.ebpf));
             let rules = NftablesConfig { take_over: options.take_over, ..NftablesConfig::default() };
             let part = |family| (family, Ebpf::new(family, node.clone(), rules.clone()), flows(family));
             let datapaths = families.into_iter().map(part).collect();
-            info!(sockets = "ebpf", packets = "nftables", "connections are rewritten at the socket, packets by rules");
+            info!(sockets = "ebpf", packets = %node.kernel().packets(), "connections are rewritten at the socket, packets on their way");
             // Ends when it is dropped.
             let mut following = JoinSet::new();
             match options.ebpf.cgroup.clone().map_or_else(ebpf::kernel::cgroup2_mount, Ok) {
@@ -149,6 +149,17 @@ pub async fn run(options: NodeOptions, shutdown: impl Future<Output = ()>) -> Re
     }
     info!("signpost node ends; its rules stay");
     Ok(())
+}
+
+/// How the mode ebpf is run here: where the kernel does not take the programs for packets, rules serve those.
+fn served_by(asked: &KernelConfig) -> KernelConfig {
+    if asked.packets != ebpf::Packets::Nftables
+        && let Err(error) = ebpf::try_packets()
+    {
+        warn!(%error, asked = %asked.packets, packets = "nftables", "packets are served by rules");
+        return KernelConfig { packets: ebpf::Packets::Nftables, ..asked.clone() };
+    }
+    asked.clone()
 }
 
 /// Removes what this and former daemons, or kube-proxy, left in the kernel.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use signpost_datapath::ebpf::Packets;
 use signpost_node::config::{
     self, BindAddress, GoDuration, IpvsFlags, KubeProxyConfiguration, ModeName, NodePortRanges, PodCidrs, SchedulerName,
 };
@@ -119,6 +120,13 @@ pub struct NodeCommand {
     /// Mode ebpf: count packets of connections, beside their bytes
     #[arg(long)]
     ebpf_count_packets: bool,
+    /// Mode ebpf: who serves packets that no socket rewrote: nftables, tc (programs at the interfaces, whose flows from outside find
+    /// their backend by Maglev), tc-random (the same, drawn) [default: nftables]
+    #[arg(long, env = "SIGNPOST_EBPF_PACKETS", value_name = "WHO")]
+    ebpf_packets: Option<Packets>,
+    /// Mode ebpf with tc: how many entries of flows are remembered, two or four of each [default: 262144]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
+    ebpf_tracked: Option<u32>,
     /// Remove the rules that a former daemon left, and end
     #[arg(long)]
     cleanup: bool,
@@ -216,6 +224,8 @@ impl NodeCommand {
             ebpf_backends: self.ebpf_backends,
             ebpf_remembered: self.ebpf_remembered,
             ebpf_count_packets: self.ebpf_count_packets,
+            ebpf_packets: self.ebpf_packets,
+            ebpf_tracked: self.ebpf_tracked,
             without_effect: self.without_effect.0,
         };
         NodeOptions::new(flags, file, hostname).map_err(whole)

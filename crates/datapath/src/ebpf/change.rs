@@ -4,6 +4,8 @@
 //! before, PlanChange ─▶ change() ─┐               1 new slots        3 frontends and entries that go
 //! before, after ──────▶ diff() ───┼─▶ Change ─▶   2 all other new    4 slots that go
 //! want, Observed ─────▶ repair() ─┘                 or changed ones
+//!
+//! With the slots go the Maglev tables and the ranges of guards.
 //! ```
 //!
 //! A set of backends never changes, so a frontend goes over from one set to the next in one write. A connection that
@@ -11,11 +13,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use signpost_core::object::{Family, Protocol};
-use signpost_core::plan::{FrontendKey, PlanChange};
+use std::net::IpAddr;
 
-use super::layout::{Key, SetId, Table, Value};
-use super::program::{Entry, Node, Program, Set, sets_of, slots};
+use signpost_core::object::{Family, Protocol};
+use signpost_core::plan::{FrontendKey, PlanChange, SetChange};
+
+use super::layout::{GuardId, Key, SetId, Table, Value};
+use super::program::{Entry, Node, Program, Set, guard_entries, set_entries, set_keys, sets_of};
 
 /// A step from one program to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +45,8 @@ pub struct Step {
     pub frontends: BTreeMap<FrontendKey, Option<Entry>>,
     /// The node's own entries, if any differs.
     pub node: Option<Node>,
+    /// Endpoints of this node.
+    pub local_endpoints: SetChange,
 }
 
 /// One write of the kernel's maps.
@@ -77,16 +83,17 @@ impl Change {
                 _,
                 FrontendKey::Address { protocol: its, .. } | FrontendKey::NodePort { protocol: its, .. },
             ) => *its == protocol,
-            Key::Slot(..) | Key::Node(_) => false,
             Key::NodePortIp(_) => true,
+            Key::Slot(..) | Key::Chunk(..) | Key::Node(_) | Key::NodeIp(_) => false,
+            Key::LocalEndpoint(_) | Key::PodNetwork(_) | Key::Source(..) => false,
         };
         self.set.keys().chain(&self.removed).any(is_its)
     }
 
     /// The writes, in their order; each may be carried out twice.
     pub fn writes(&self) -> impl Iterator<Item = Write<'_>> {
-        let set = |slots: bool| self.set.iter().filter(move |(key, _)| (key.table() == Table::Slots) == slots);
-        let gone = |slots: bool| self.removed.iter().filter(move |key| (key.table() == Table::Slots) == slots);
+        let set = |ground: bool| self.set.iter().filter(move |(key, _)| key.table().is_ground() == ground);
+        let gone = |ground: bool| self.removed.iter().filter(move |key| key.table().is_ground() == ground);
         let sets = set(true).chain(set(false)).map(|(key, value)| Write::Set(key, value));
         sets.chain(gone(false).chain(gone(true)).map(Write::Remove))
     }
@@ -108,12 +115,13 @@ impl Change {
 pub fn change(before: &Program, plan: &PlanChange) -> Change {
     let mut builder = Builder::new(before);
     for (key, frontend) in &plan.set {
-        builder.frontend(*key, Entry::of(before.family, key, frontend));
+        builder.frontend(*key, Entry::of(before.family, before.packets, key, frontend));
     }
     for key in plan.removed.iter().filter(|key| !plan.set.contains_key(key)) {
         builder.frontend(*key, None);
     }
-    builder.node(plan.node.as_ref().map(|facts| Node::of(before.family, facts)));
+    builder.node(plan.node.as_ref().map(|facts| Node::of(before.family, before.packets, facts)));
+    builder.local_endpoints(&plan.local_endpoints);
     builder.finish()
 }
 
@@ -121,14 +129,19 @@ pub fn change(before: &Program, plan: &PlanChange) -> Change {
 pub fn diff(before: &Program, after: &Program) -> Change {
     let mut builder = Builder::new(before);
     for (key, value) in &after.frontends {
-        let set = |id: SetId| Some((id, after.sets.get(&id)?.backends.clone()));
+        let set = |id: SetId| Some((id, Set { frontends: 0, ..after.sets.get(&id)?.clone() }));
         let sets = sets_of(value).into_iter().filter_map(set).collect();
-        builder.frontend(*key, Some(Entry { value: *value, sets }));
+        let sources = after.guards.get(&value.guard).cloned();
+        builder.frontend(*key, Some(Entry { value: *value, sets, sources }));
     }
     for key in before.frontends.keys().filter(|key| !after.frontends.contains_key(key)) {
         builder.frontend(*key, None);
     }
     builder.node(Some(after.node.clone()));
+    builder.local_endpoints(&SetChange {
+        added: &after.local_endpoints - &before.local_endpoints,
+        removed: &before.local_endpoints - &after.local_endpoints,
+    });
     builder.finish()
 }
 
@@ -140,6 +153,9 @@ pub fn advance(program: &mut Program, change: &Change) {
     if let Some(node) = &change.step.node {
         program.node = node.clone();
     }
+    let SetChange { added, removed } = &change.step.local_endpoints;
+    program.local_endpoints.retain(|address| !removed.contains(address));
+    program.local_endpoints.extend(added);
 }
 
 /// Gathers a change from the parts of a program that differ.
@@ -163,14 +179,43 @@ impl Builder<'_> {
         for id in before.iter().flat_map(sets_of) {
             self.sets.entry(id).or_default().0 -= 1;
         }
-        for (id, backends) in after.iter().flat_map(|entry| &entry.sets) {
-            let (more, set) = self.sets.entry(*id).or_default();
+        for (id, set) in after.iter().flat_map(|entry| &entry.sets) {
+            let (more, known) = self.sets.entry(*id).or_default();
             *more += 1;
-            *set = Some(Set { backends: backends.clone(), frontends: 0 });
+            *known = Some(set.clone());
         }
+        self.guard(before.map(|before| before.guard), after.as_ref());
         let value = after.as_ref().map(|entry| Value::Frontend(entry.value));
         self.change.entry(Key::Frontend(self.before.family, key), before.map(Value::Frontend), value);
         self.change.step.frontends.insert(key, after);
+    }
+
+    /// A frontend's guard is its own, and another one if it lets in others.
+    fn guard(&mut self, before: Option<GuardId>, after: Option<&Entry>) {
+        if before == after.map(|entry| entry.value.guard) {
+            return;
+        }
+        let ranges = before.and_then(|before| Some((before, self.before.guards.get(&before)?)));
+        self.change
+            .removed
+            .extend(ranges.iter().flat_map(|(id, ranges)| guard_entries(*id, ranges)).map(|(key, _)| key));
+        let sources = after.and_then(|entry| Some((entry.value.guard, entry.sources.as_ref()?)));
+        self.change.set.extend(sources.iter().flat_map(|(id, ranges)| guard_entries(*id, ranges)));
+    }
+
+    /// What is added and removed at once is there.
+    fn local_endpoints(&mut self, change: &SetChange) {
+        if !self.before.serves_packets() {
+            return;
+        }
+        let of_family = |address: &IpAddr| Family::of(*address) == self.before.family;
+        let known = &self.before.local_endpoints;
+        let added = change.added.iter().filter(|ip| of_family(ip) && !known.contains(ip)).copied();
+        let gone = change.removed.iter().filter(|ip| known.contains(ip) && !change.added.contains(ip)).copied();
+        let step = SetChange { added: added.collect(), removed: gone.collect() };
+        self.change.set.extend(step.added.iter().map(|ip| (Key::LocalEndpoint(*ip), Value::Member)));
+        self.change.removed.extend(step.removed.iter().map(|ip| Key::LocalEndpoint(*ip)));
+        self.change.step.local_endpoints = step;
     }
 
     fn node(&mut self, after: Option<Node>) {
@@ -189,9 +234,9 @@ impl Builder<'_> {
         for (id, (more, set)) in self.sets {
             let before = self.before.sets.get(&id);
             match (before, set) {
-                (None, Some(set)) if more > 0 => self.change.set.extend(slots(id, &set.backends)),
+                (None, Some(set)) if more > 0 => self.change.set.extend(set_entries(id, &set)),
                 (Some(before), _) if i64::from(before.frontends) + more == 0 => {
-                    self.change.removed.extend(slots(id, &before.backends).map(|(key, _)| key));
+                    self.change.removed.extend(set_keys(id, before));
                 }
                 _ => {}
             }

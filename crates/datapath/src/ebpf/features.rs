@@ -13,7 +13,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use signpost_core::object::Protocol;
 
 use super::kernel::{KernelConfig, cgroup2_mount, programs, try_load_alone};
-use super::{stale, sys};
+use super::{packets, stale, sys};
 
 /// A thing that the mode uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +38,12 @@ pub fn features(
     let mut all = ground(config, kernel);
     all.extend(programs().into_iter().map(program));
     all.extend(optional());
+    all.push(Feature {
+        name: "programs ingress, egress".to_owned(),
+        purpose: "packets at interfaces, with --ebpf-packets tc",
+        found: said(packets::try_load().map(|()| "load")),
+        otherwise: Some("rules of nftables do it"),
+    });
     all.push(Feature {
         name: "nf_tables with nat, numgen and reject".to_owned(),
         purpose: "packets that no socket of this node made",

@@ -27,9 +27,11 @@ use tracing::{debug, info, warn};
 
 use super::change::{Change, Write};
 use super::layout::{LAYOUT, Table, Value};
+use super::packets::InterfaceError;
+use super::program::Packets;
 use super::repair::Observed;
 use super::scaled::scaled_up;
-use super::{count, migrate, stale, sys};
+use super::{count, migrate, packets, stale, sys};
 use crate::counts::{PortCounts, Rebalancing};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sockets.bpf.o"));
@@ -57,6 +59,10 @@ pub struct KernelConfig {
     pub remembered: u32,
     /// What is counted of connections.
     pub counting: Counting,
+    /// Who serves packets.
+    pub packets: Packets,
+    /// How many entries of flows are remembered, where programs serve packets: two of each, or four if its source is rewritten.
+    pub tracked: u32,
 }
 
 /// What is counted of connections, by Service port and backend.
@@ -79,13 +85,28 @@ impl Default for KernelConfig {
             slots: 1 << 20,
             remembered: 1 << 16,
             counting: Counting::Connections,
+            packets: Packets::Nftables,
+            tracked: 1 << 18,
+        }
+    }
+}
+
+impl KernelConfig {
+    /// How many entries a map has; `None`: as many as its source says.
+    pub(super) fn size(&self, map: &str) -> Option<u32> {
+        match map {
+            "frontends" => Some(self.frontends),
+            "slots" | "tables" => Some(self.slots),
+            "peers" | "flows" | "affinities" | "counters" => Some(self.remembered),
+            "tracked" => Some(self.tracked),
+            _ => None,
         }
     }
 }
 
 /// As little as can be, to try what the kernel takes.
-fn least() -> KernelConfig {
-    KernelConfig { frontends: 1, slots: 1, remembered: 64, ..KernelConfig::default() }
+pub(super) fn least() -> KernelConfig {
+    KernelConfig { frontends: 1, slots: 1, remembered: 64, tracked: 64, ..KernelConfig::default() }
 }
 
 /// Why the kernel's side of the socket hooks could not be read or written.
@@ -116,6 +137,12 @@ pub enum KernelError {
         "the kernel does not load the socket programs: {0:#}; they need root (CAP_BPF, CAP_NET_ADMIN) and Linux 6.1 or newer"
     )]
     Load(#[source] libbpf_rs::Error),
+    /// The programs at interfaces.
+    #[error("the kernel does not load the programs for packets: {0:#}; `--ebpf-packets nftables` does without")]
+    LoadPackets(#[source] libbpf_rs::Error),
+    /// The interfaces.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
     /// The control group.
     #[error("there is no control group {path}: {source}; --cgroup-root names the node's, in a mounted cgroup2", path = path.display())]
     Cgroup {
@@ -166,6 +193,7 @@ pub struct Kernel {
     config: KernelConfig,
     loaded: Option<Object>,
     stale: Option<stale::Worker>,
+    at_interfaces: Option<packets::AtInterfaces>,
     reads_only: bool,
     /// Some frontend asks, or asked, that its TCP connections be ended.
     ends_tcp: bool,
@@ -178,7 +206,16 @@ impl Kernel {
     /// Nothing is done before the first look.
     pub fn new(config: KernelConfig) -> Kernel {
         let (expected, filled) = (BTreeSet::new(), BTreeSet::new());
-        Kernel { config, loaded: None, stale: None, reads_only: false, ends_tcp: false, expected, filled }
+        Kernel {
+            config,
+            loaded: None,
+            stale: None,
+            at_interfaces: None,
+            reads_only: false,
+            ends_tcp: false,
+            expected,
+            filled,
+        }
     }
 
     /// This family's tables are filled, too, before the programs take the place of some that use other maps.
@@ -249,6 +286,9 @@ impl Kernel {
             }
         }
         batch.flush()?;
+        if let Some(packets) = &self.at_interfaces {
+            packets.changed().map_err(|source| KernelError::Map { op: "write", table: "epoch", source })?;
+        }
         self.filled.insert(change.family);
         let attach = change.attach && self.may_attach();
         if attach {
@@ -327,6 +367,11 @@ impl Kernel {
         Ok(true)
     }
 
+    /// Who serves packets.
+    pub fn packets(&self) -> Packets {
+        self.config.packets
+    }
+
     /// The most frontends and slots.
     pub fn sizes(&self) -> (u32, u32) {
         (self.config.frontends, self.config.slots)
@@ -339,6 +384,8 @@ impl Kernel {
     pub fn remove(&mut self) -> Result<bool, KernelError> {
         self.loaded = None;
         self.stale = None;
+        self.at_interfaces = None;
+        packets::detach(&self.config.pins);
         let pins = &self.config.pins;
         for path in fs::read_dir(pins.join(LINKS)).into_iter().flatten().flatten().map(|entry| entry.path()) {
             // Without its file a link goes too, but at a time of the kernel's choice.
@@ -360,6 +407,9 @@ impl Kernel {
             let maps = self.maps();
             have_directory(&maps)?;
             let object = load(&self.config, Some(&maps))?;
+            if self.config.packets != Packets::Nftables {
+                self.at_interfaces = Some(packets::AtInterfaces::load(&self.config, &maps)?);
+            }
             self.stale = self.watch_stale(&object);
             self.loaded = Some(object);
         }
@@ -459,6 +509,10 @@ impl Kernel {
         }
         info!(cgroup = %cgroup.path.display(), "the socket programs are attached");
         migrate::bring_over(&self.config.pins, &self.maps(), MAPS, object);
+        match &mut self.at_interfaces {
+            Some(packets) => packets.attach(&self.config.pins)?,
+            None => packets::detach(&self.config.pins),
+        }
         self.forget_others();
         Ok(())
     }
@@ -544,13 +598,7 @@ fn load_some(config: &KernelConfig, maps: Option<&Path>, which: impl Fn(&str) ->
     }
     for mut map in open.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
-        let size = match name.as_str() {
-            "frontends" => Some(config.frontends),
-            "slots" => Some(config.slots),
-            "peers" | "flows" | "affinities" | "counters" => Some(config.remembered),
-            _ => None,
-        };
-        if let Some(size) = size {
+        if let Some(size) = config.size(&name) {
             map.set_max_entries(size).map_err(KernelError::Load)?;
         }
         if name.ends_with(".rodata") {
@@ -655,7 +703,7 @@ fn have_directory(path: &Path) -> Result<(), KernelError> {
 }
 
 /// What libbpf has to say goes to the log.
-fn tell_libbpf() {
+pub(super) fn tell_libbpf() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         libbpf_rs::set_print(Some((PrintLevel::Info, |level, said| match level {

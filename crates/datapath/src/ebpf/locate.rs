@@ -18,11 +18,18 @@ pub fn locate(
 ) -> BTreeMap<FrontendKey, Vec<Location>> {
     let entries = keys.iter().filter_map(|key| Some((*key, program.frontends.get(key)?)));
     let locations = entries.map(|(key, value)| {
-        let sets = sets_of(value).into_iter().filter_map(|id| Some((id, &program.sets.get(&id)?.backends)));
-        let slots = sets.flat_map(|(id, backends)| slots(id, backends));
+        let sets = sets_of(value).into_iter().filter_map(|id| Some((id, program.sets.get(&id)?)));
+        let slots = sets.flat_map(|(id, set)| slots(id, set));
         let frontend = (Key::Frontend(program.family, key), Value::Frontend(*value));
         let all = std::iter::once(frontend).chain(slots);
-        (key, all.map(|(key, value)| location(key, value, have.entries.get(&key) == Some(&value))).collect())
+        (
+            key,
+            all.map(|(key, value)| {
+                let found = have.entries.get(&key) == Some(&value);
+                location(key, value, found)
+            })
+            .collect(),
+        )
     });
     locations.collect()
 }
@@ -48,7 +55,7 @@ fn frontend(family: Family, have: &Observed, key: FrontendKey, value: &FrontendV
             if let Value::Backend(to) = value {
                 found.backends.insert(*to, 1);
             }
-            found.locations.push(location(*key, *value, true));
+            found.locations.push(location(*key, value.clone(), true));
         }
     }
     found
@@ -65,14 +72,16 @@ fn end(route: RouteValue) -> Option<End> {
 fn location(key: Key, value: Value, held: bool) -> Location {
     let entry = match key {
         Key::Frontend(_, key) => key.to_string(),
-        Key::Slot(set, index) => format!("{:016x} {index}", set.0),
-        Key::NodePortIp(address) => address.to_string(),
+        Key::Slot(set, index) | Key::Chunk(set, index) => format!("{:016x} {index}", set.0),
+        Key::NodePortIp(address) | Key::NodeIp(address) | Key::LocalEndpoint(address) => address.to_string(),
+        Key::PodNetwork(range) => range.to_string(),
+        Key::Source(guard, range) => format!("{:016x} {range}", guard.0),
         Key::Node(family) => family.to_string(),
     };
     let leads_to = match value {
         Value::Frontend(value) => value.routes().map(route).join(", "),
         Value::Backend(to) => to.to_string(),
-        Value::Member => String::new(),
+        Value::Member | Value::Places(_) => String::new(),
         Value::Node(node) => if node.pods_known { "pods known" } else { "pods unknown" }.to_owned(),
     };
     Location { kind: Place::Map, name: format!("bpf {}", key.table().name()), entry, leads_to, held }
@@ -83,7 +92,7 @@ fn route(route: RouteValue) -> String {
     match route {
         RouteValue::Reject => "reject".to_owned(),
         RouteValue::Drop => "drop".to_owned(),
-        RouteValue::Backends { set, count, masquerade } => {
+        RouteValue::Backends { set, count, masquerade, .. } => {
             format!("{:016x} ({count}{})", set.0, if masquerade { ", masquerade" } else { "" })
         }
     }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use signpost_core::object::{Family, ServicePortName};
-use signpost_core::packet::{Packet, Verdict};
+use signpost_core::packet::{Entry, Packet, Verdict};
 use signpost_core::plan::{FrontendKey, NodePlan, PlanChange};
 
 use self::layout::Table;
@@ -34,21 +34,31 @@ mod diag;
 pub mod features;
 pub mod kernel;
 pub mod layout;
+mod links;
 mod locate;
 mod migrate;
+mod packets;
 pub mod pods;
+mod ports;
 pub mod program;
 pub mod rebalance;
 pub mod repair;
+mod rest;
 mod scaled;
 mod stale;
 mod sys;
 pub mod walk;
 
 #[cfg(test)]
+mod frame;
+#[cfg(test)]
+mod packet_tests;
+#[cfg(test)]
 mod tests;
 
 pub use kernel::{Counting, Kernel, KernelConfig, KernelError};
+pub use packets::try_load as try_packets;
+pub use program::Packets;
 
 /// What one plan is in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,18 +130,32 @@ pub struct Ebpf {
     family: Family,
     node: Node,
     packets: Nftables,
+    packets_by: Packets,
 }
 
 impl Ebpf {
     /// For one family of a node.
     pub fn new(family: Family, node: Node, packets: NftablesConfig) -> Ebpf {
-        node.kernel().expect(family);
-        Ebpf { family, node, packets: Nftables::new(family, packets) }
+        let packets_by = {
+            let mut kernel = node.kernel();
+            kernel.expect(family);
+            kernel.packets()
+        };
+        Ebpf { family, node, packets: Nftables::new(family, packets), packets_by }
     }
 
     /// What the socket hooks do to a first connection or datagram of a process on this node or in one of its pods.
     pub fn walk_socket(&self, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
         walk::walk(&program.sockets, packet, remembered)
+    }
+}
+
+/// What becomes of a packet: at an interface, and then by the rules.
+pub fn walk_packet(program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+    let crosses = program.sockets.serves_packets() && packet.entry == Entry::Interface;
+    match walk::walk_packet(&program.sockets, packet, remembered) {
+        verdict if crosses && verdict != Verdict::NotOurs => verdict,
+        _ => nftables::walk::walk(&program.packets, packet, remembered),
     }
 }
 
@@ -142,11 +166,23 @@ impl Datapath for Ebpf {
     type Error = EbpfError;
 
     fn program(&self, plan: &NodePlan) -> Program {
-        Program { sockets: program::Program::of(plan), packets: nftables::Program::of(plan) }
+        let sockets = program::Program::of(plan, self.packets_by);
+        let rules = if sockets.serves_packets() {
+            nftables::Program::of(&rest::plan(plan))
+        } else {
+            nftables::Program::of(plan)
+        };
+        Program { sockets, packets: rules }
     }
 
     fn change(&self, before: &Program, plan: &PlanChange) -> Change {
-        Change { sockets: change::change(&before.sockets, plan), packets: self.packets.change(&before.packets, plan) }
+        let sockets = change::change(&before.sockets, plan);
+        let packets = if before.sockets.serves_packets() {
+            self.packets.change(&before.packets, &rest::change(plan))
+        } else {
+            self.packets.change(&before.packets, plan)
+        };
+        Change { sockets, packets }
     }
 
     fn advance(&self, program: &mut Program, change: &Change) {
@@ -163,7 +199,7 @@ impl Datapath for Ebpf {
 
     /// What becomes of a packet. See [`Ebpf::walk_socket`] for what comes before.
     fn walk(&self, program: &Program, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
-        self.packets.walk(&program.packets, packet, remembered)
+        walk_packet(program, packet, remembered)
     }
 
     fn udp_frontends(&self, have: &Observed) -> Vec<SocketAddr> {
@@ -225,6 +261,7 @@ impl Datapath for Ebpf {
         vec![
             room(Table::Frontends, program.sockets.frontends.len(), frontends, "--ebpf-frontends"),
             room(Table::Slots, program.sockets.slots(), slots, "--ebpf-backends"),
+            room(Table::Tables, program.sockets.chunks(), slots, "--ebpf-backends"),
         ]
     }
 

@@ -39,14 +39,16 @@ impl Observed {
 
 impl Maps for Observed {
     fn lookup(&self, key: &Key) -> Option<Value> {
-        self.entries.get(key).copied()
+        self.entries.get(key).cloned()
     }
 }
 
 fn family_of(key: &Key, value: &Value) -> Family {
     match (key, value) {
         (Key::Frontend(family, _) | Key::Node(family), _) => *family,
-        (Key::NodePortIp(address), _) => Family::of(*address),
+        (Key::NodePortIp(address) | Key::NodeIp(address) | Key::LocalEndpoint(address), _) => Family::of(*address),
+        (Key::PodNetwork(range) | Key::Source(_, range), _) => Family::of(range.addr()),
+        (Key::Chunk(set, _), _) => set.family(),
         (Key::Slot(..), Value::Backend(backend)) => Family::of(backend.ip()),
         (Key::Slot(..), _) => Family::Ipv4, // no other value reads back from that table
     }
@@ -55,7 +57,7 @@ fn family_of(key: &Key, value: &Value) -> Family {
 /// What must be done so that the kernel holds `want`.
 pub fn repair(want: &Program, have: &Observed) -> Change {
     let mut change = Change::none(want.family);
-    change.removed.extend(have.entries.keys().filter(|key| want.lookup(key).is_none()));
+    change.removed.extend(have.entries.keys().filter(|key| !want.has(key)).copied());
     change.set.extend(want.entries().filter(|(key, value)| have.entries.get(key) != Some(value)));
     change.foreign.clone_from(&have.foreign);
     change.attach = !have.attached;

@@ -28,7 +28,7 @@ struct After<'a>(Held<'a>, &'a Change);
 
 impl Maps for After<'_> {
     fn lookup(&self, key: &Key) -> Option<Value> {
-        self.1.set.get(key).copied().or_else(|| self.0.lookup(key))
+        self.1.set.get(key).cloned().or_else(|| self.0.lookup(key))
     }
 }
 

@@ -5,16 +5,19 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use signpost_core::object::Family;
-use signpost_core::packet::{Packet, Verdict};
-use signpost_core::plan::{NodePlan, PlanChange};
-use signpost_core::walk::{frontend, walk as plan_walk, walk_socket};
+use signpost_core::packet::{Entry, Packet, Verdict};
+use signpost_core::plan::{NodePlan, PlanChange, SetChange};
+use signpost_core::walk::{frontend, walk as plan_walk, walk_remembering as plan_walk_remembering, walk_socket};
 
 use super::change::{Change, Write, advance, change, diff};
 use super::layout::{Key, SetId, Table, Value};
-use super::program::Program;
+use super::program::{Packets, Program};
 use super::repair::{Observed, repair};
-use super::walk::{Maps, walk};
+use super::walk::{Maps, walk, walk_packet};
 use crate::strategies::{between, family, packet, places, plan, plan_and_changes, plan_of, service, services};
+
+/// With all that sockets and packets need.
+const BOTH: Packets = Packets::Tc { maglev: true };
 
 /// The kernel's maps as bytes, as the programs read them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -54,10 +57,16 @@ impl Memory {
     }
 
     fn load(&mut self, plan: &NodePlan) -> Program {
-        let want = Program::of(plan);
+        let want = Program::of(plan, BOTH);
         self.apply(&repair(&want, &self.observe(plan.family)), usize::MAX);
         want
     }
+}
+
+/// A packet that a node's process sends comes from an address of the node; others' does not.
+fn fits(plan: &NodePlan, packet: &Packet) -> bool {
+    let origin = signpost_core::walk::Origin::of(plan, packet.source.ip());
+    packet.entry == Entry::Interface || origin == signpost_core::walk::Origin::Node
 }
 
 fn packets(family: Family) -> impl Strategy<Value = Vec<Packet>> {
@@ -80,6 +89,43 @@ proptest! {
                 prop_assert_eq!(walk(&program, packet, remembered), wanted.clone(), "{:?}", packet);
                 prop_assert_eq!(walk(&memory, packet, remembered), wanted, "{:?}", packet);
             }
+        }
+    }
+
+    /// What the programs at the interfaces leave alone meets the rules beneath, which know no more than they need.
+    #[test]
+    fn interfaces_and_rules_do_together_what_the_plan_says(
+        (plan, packets) in plan().prop_flat_map(|plan| (Just(plan.clone()), packets(plan.family))),
+        at: prop::sample::Index,
+        maglev: bool,
+    ) {
+        let mut memory = Memory::default();
+        let packets_by = Packets::Tc { maglev };
+        let sockets = Program::of(&plan, packets_by);
+        memory.apply(&repair(&sockets, &memory.observe(plan.family)), usize::MAX);
+        let rules = crate::nftables::Program::of(&super::rest::plan(&plan));
+        let whole = super::Program { sockets, packets: rules };
+        for packet in &packets {
+            for remembered in [None, Some(*at.get(&places(plan.family)))] {
+                let wanted = plan_walk_remembering(&plan, packet, remembered);
+                let is_served = packet.entry == Entry::Interface || walk_socket(&plan, packet, remembered) == Verdict::NotOurs;
+                if is_served && fits(&plan, packet) {
+                    prop_assert_eq!(super::walk_packet(&whole, packet, remembered), wanted, "{:?}", packet);
+                }
+                prop_assert_eq!(
+                    walk_packet(&memory, packet, remembered), walk_packet(&whole.sockets, packet, remembered), "{:?}", packet
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_rules_follow_a_change((mut plan, changes) in plan_and_changes()) {
+        let mut left = super::rest::plan(&plan);
+        for change in &changes {
+            left.apply(&super::rest::change(change));
+            plan.apply(change);
+            prop_assert_eq!(&left, &super::rest::plan(&plan));
         }
     }
 
@@ -109,10 +155,10 @@ proptest! {
 
     #[test]
     fn a_change_is_what_differs((mut plan, changes) in plan_and_changes()) {
-        let mut program = Program::of(&plan);
+        let mut program = Program::of(&plan, BOTH);
         for plan_change in &changes {
             plan.apply(plan_change);
-            let after = Program::of(&plan);
+            let after = Program::of(&plan, BOTH);
             let change = change(&program, plan_change);
             prop_assert_eq!(&change, &diff(&program, &after));
             advance(&mut program, &change);
@@ -122,15 +168,16 @@ proptest! {
 
     #[test]
     fn a_change_that_changes_nothing_is_empty(plan in plan()) {
-        let program = Program::of(&plan);
-        let same = PlanChange { set: plan.frontends.clone(), ..PlanChange::default() };
+        let program = Program::of(&plan, BOTH);
+        let local_endpoints = SetChange { added: plan.local_endpoints.clone(), removed: [].into() };
+        let same = PlanChange { set: plan.frontends.clone(), local_endpoints, ..PlanChange::default() };
         prop_assert_eq!(change(&program, &same), Change::none(plan.family));
         prop_assert_eq!(diff(&program, &program), Change::none(plan.family));
     }
 
     #[test]
     fn a_program_reads_back_from_json(plan in plan()) {
-        let program = Program::of(&plan);
+        let program = Program::of(&plan, BOTH);
         let json = serde_json::to_string(&program).unwrap();
         prop_assert_eq!(serde_json::from_str::<Program>(&json).unwrap(), program);
     }
@@ -201,7 +248,7 @@ proptest! {
 #[test]
 fn size_budget() {
     // Per Service of ten endpoints: its frontend and ten slots; the node: two entries.
-    let size = |count| Program::of(&services(Family::Ipv4, count, 10)).entries().count();
+    let size = |count| Program::of(&services(Family::Ipv4, count, 10), Packets::Nftables).entries().count();
     assert_eq!((size(0), size(1), size(1_000)), (2, 2 + 11, 2 + 11_000));
 }
 
@@ -210,12 +257,12 @@ fn frontends_with_the_same_backends_share_a_set() {
     let mut plan = services(Family::Ipv4, 1, 10);
     let frontend = plan.frontends.values().next().unwrap().clone();
     plan.frontends.insert("nodeport:30080/tcp".parse().unwrap(), frontend);
-    assert_eq!(Program::of(&plan).slots(), 10);
+    assert_eq!(Program::of(&plan, Packets::Nftables).slots(), 10);
 }
 
 #[test]
 fn a_changed_endpoint_is_a_new_set_then_one_write_of_its_frontend() {
-    let program = Program::of(&services(Family::Ipv6, 100, 2));
+    let program = Program::of(&services(Family::Ipv6, 100, 2), Packets::Nftables);
     let (key, frontend) = service(Family::Ipv6, 7, [14, 5_000].into_iter());
     let change = change(&program, &PlanChange { set: [(key, frontend)].into(), ..PlanChange::default() });
     let tables: Vec<(bool, Table)> = change

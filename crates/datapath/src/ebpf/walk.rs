@@ -1,23 +1,53 @@
-//! Pure. What the kernel programs do with what stands in the maps, step by step as `bpf/choose.h` and `bpf/sockets.bpf.c` do
-//! it. It knows nothing of plans: that it comes to the same verdicts as the walk of the plan shows that the maps say what
+//! Pure. What the kernel programs do with what stands in the maps, step by step as `bpf/choose.h`, `bpf/sockets.bpf.c` and
+//! `bpf/packets.bpf.c` do it. It knows nothing of plans: that it comes to the same verdicts as the walk of the plan shows that the maps say what
 //! the plan means.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 
+use ipnet::IpNet;
 use signpost_core::object::{Family, Protocol, Rebalance};
 use signpost_core::packet::{Entry, Packet, Rewrite, Verdict};
 use signpost_core::plan::FrontendKey;
 
-use super::layout::{FrontendValue, Key, RouteValue, SetId, Value};
+use super::layout::{CHUNK, FrontendValue, GuardId, Key, RouteValue, SetId, Value};
 use super::program::Program;
 
 /// Maps that can be looked into: a program's, or the kernel's.
 pub trait Maps {
     /// What stands at a key.
     fn lookup(&self, key: &Key) -> Option<Value>;
+
+    /// Whether an address is in one of the ranges of pods.
+    fn is_pod(&self, address: IpAddr) -> bool {
+        ranges_around(address).any(|range| self.lookup(&Key::PodNetwork(range)).is_some())
+    }
+
+    /// Whether a guard lets an address in.
+    fn lets_in(&self, guard: GuardId, address: IpAddr) -> bool {
+        ranges_around(address).any(|range| self.lookup(&Key::Source(guard, range)).is_some())
+    }
+
+    /// The places of a set's Maglev table; `None`: one is missing.
+    fn places(&self, set: SetId, size: u32) -> Option<Vec<u16>> {
+        let mut places = Vec::new();
+        for index in 0..size.div_ceil(CHUNK as u32) {
+            match self.lookup(&Key::Chunk(set, index)) {
+                Some(Value::Places(chunk)) => places.extend(chunk.iter()),
+                _ => return None,
+            }
+        }
+        places.truncate(size as usize);
+        Some(places)
+    }
+}
+
+/// Every range that an address is in.
+fn ranges_around(address: IpAddr) -> impl Iterator<Item = IpNet> {
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    (0..=bits).filter_map(move |prefix| IpNet::new(address, prefix).ok()).map(|range| range.trunc())
 }
 
 impl Maps for Program {
@@ -30,10 +60,22 @@ impl Maps for Program {
                 let backend = self.sets.get(set)?.backends.get(usize::try_from(*index).ok()?)?;
                 Some(Value::Backend(backend.address))
             }
-            Key::NodePortIp(address) => self.node.node_port_ips.contains(address).then_some(Value::Member),
             Key::Node(family) if *family == self.family => Some(Value::Node(self.node.value)),
             Key::Frontend(..) | Key::Node(_) => None,
+            Key::Chunk(set, index) => {
+                let places = self.sets.get(set)?.places();
+                places.get(usize::try_from(*index).ok()?).cloned().map(Value::Places)
+            }
+            Key::NodePortIp(_) | Key::NodeIp(_) | Key::LocalEndpoint(_) | Key::PodNetwork(_) | Key::Source(..) => {
+                self.has(key).then_some(Value::Member)
+            }
         }
+    }
+
+    fn places(&self, set: SetId, size: u32) -> Option<Vec<u16>> {
+        let set = self.sets.get(&set)?;
+        let places = set.places().iter().flat_map(|chunk| chunk.iter().copied()).take(size as usize).collect();
+        Some(places)
     }
 }
 
@@ -49,7 +91,7 @@ pub fn walk(maps: &impl Maps, packet: &Packet, remembered: Option<SocketAddr>) -
     let is_node = packet.entry == Entry::Local;
     match route(maps, &frontend, Family::of(packet.destination.ip()), is_node) {
         RouteValue::Reject => Verdict::Reject,
-        RouteValue::Backends { set, count, masquerade } if is_node || !masquerade => {
+        RouteValue::Backends { set, count, masquerade, .. } if is_node || !masquerade => {
             let remembered = remembered.filter(|to| frontend.affinity_s > 0 && is_backend(maps, set, count, *to));
             match remembered {
                 Some(to) => Verdict::Rewrite([Rewrite { to, masquerade: false }].into()),
@@ -87,6 +129,40 @@ pub fn backends(maps: &impl Maps, set: SetId, count: u32) -> BTreeSet<SocketAddr
         _ => None,
     };
     (0..count).map_while(backend).collect()
+}
+
+/// The verdict of the programs at the interfaces on the first packet of a flow that comes in by one. What they refuse
+/// themselves is nothing: [`Verdict::NotOurs`] meets the rules. `remembered` is as in [`signpost_core::walk::walk_remembering`].
+pub fn walk_packet(maps: &impl Maps, packet: &Packet, remembered: Option<SocketAddr>) -> Verdict {
+    let source = packet.source.ip();
+    if packet.protocol == Protocol::Sctp || Family::of(source) != Family::of(packet.destination.ip()) {
+        return Verdict::NotOurs;
+    }
+    let Some(frontend) = find_frontend(maps, packet.destination, packet.protocol) else { return Verdict::NotOurs };
+    if frontend.guarded && !maps.lets_in(frontend.guard, source) {
+        return Verdict::Drop;
+    }
+    let route = if maps.is_pod(source) {
+        frontend.from_pod
+    } else if maps.lookup(&Key::NodeIp(source)).is_some() {
+        frontend.from_node
+    } else {
+        frontend.from_elsewhere
+    };
+    let RouteValue::Backends { set, count, table, masquerade } = route else {
+        return if route == RouteValue::Drop { Verdict::Drop } else { Verdict::NotOurs };
+    };
+    let remembered = remembered.filter(|to| frontend.affinity_s > 0 && is_backend(maps, set, count, *to));
+    let led = match remembered {
+        Some(to) => Verdict::Rewrite([Rewrite { to, masquerade: false }].into()),
+        None if table > 0 => placed(maps, set, table),
+        None => led_to(maps, set, count),
+    };
+    let Verdict::Rewrite(rewrites) = led else { return led };
+    let is_local = maps.lookup(&Key::LocalEndpoint(source)).is_some();
+    let with_source =
+        |Rewrite { to, .. }: Rewrite| Rewrite { to, masquerade: masquerade || is_local && to.ip() == source };
+    Verdict::Rewrite(rewrites.into_iter().map(with_source).collect())
 }
 
 fn find_frontend(maps: &impl Maps, to: SocketAddr, protocol: Protocol) -> Option<FrontendValue> {
@@ -142,6 +218,19 @@ fn is_backend(maps: &impl Maps, set: SetId, count: u32, backend: SocketAddr) -> 
         }
     }
     false
+}
+
+/// Every place of a table may be a flow's.
+fn placed(maps: &impl Maps, set: SetId, size: u32) -> Verdict {
+    let backend = |index: u16| match maps.lookup(&Key::Slot(set, index.into())) {
+        Some(Value::Backend(to)) => Some(Rewrite { to, masquerade: false }),
+        _ => None,
+    };
+    let places: Option<BTreeSet<u16>> = maps.places(set, size).map(|all| all.into_iter().collect());
+    match places.and_then(|places| places.into_iter().map(backend).collect()) {
+        Some(rewrites) => Verdict::Rewrite(rewrites),
+        None => Verdict::NotOurs,
+    }
 }
 
 /// Every slot may be drawn; one that is missing lets the kernel look the frontend up again.

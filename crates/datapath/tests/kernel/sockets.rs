@@ -13,7 +13,7 @@ use signpost_core::object::{Family, ObjectName, Protocol, Rebalance, ServicePort
 use signpost_core::plan::{Backend, NodePlan, Target};
 use signpost_datapath::Datapath;
 use signpost_datapath::counts::{BackendCounts, PortCounts, Rebalancing};
-use signpost_datapath::ebpf::program::Program;
+use signpost_datapath::ebpf::program::{Packets, Program};
 use signpost_datapath::ebpf::repair::repair;
 use signpost_datapath::ebpf::{Counting, Kernel, KernelConfig, Node};
 
@@ -236,7 +236,7 @@ fn daemons_that_die_and_come_back_during_10_000_connections_lose_none() {
         let family = Family::Ipv4;
         let at = SocketAddr::new(addresses(family).b, 8081);
         let listener = world.net.b.run(|| TcpListener::bind(at).unwrap());
-        let program = Program::of(&services(family, &[only(at)]));
+        let program = Program::of(&services(family, &[only(at)]), Packets::Nftables);
         // Every second one has maps of another size, as after an upgrade to another layout.
         let lives = |round: u32| {
             let config = KernelConfig { frontends: 1 << (10 + round % 2), ..world.config.clone() };

@@ -45,9 +45,12 @@ struct route {
 	 * another set. */
 	__u64 set;
 	__u32 count;
+	/* How many entries the set's Maglev table has; 0: it has none, and backends are drawn. */
+	__u32 table;
 	__u8 action;
 	__u8 masquerade;
 	__u16 zero;
+	__u32 zero_too;
 };
 
 enum origin {
@@ -57,7 +60,7 @@ enum origin {
 };
 
 enum frontend_flag {
-	/* Only some sources may use it. */
+	/* Only some sources may use it: those of its guard. */
 	GUARDED = 1,
 	/* Its TCP connections are ended when their endpoint is gone for longer than grace_s. The programs do not look. */
 	RESET = 2,
@@ -67,6 +70,8 @@ struct frontend {
 	struct route routes[3];
 	/* The Service port, in one family: affinity and counters go by it. */
 	__u64 service;
+	/* Which of `sources` may use it. */
+	__u64 guard;
 	/* Affinity of a client; 0: none. */
 	__u32 affinity_s;
 	__u32 flags;
@@ -81,11 +86,33 @@ struct slot_key {
 	__u32 zero;
 };
 
+/* Indices of slots: of each set with a table, its entries one after the other. Its key is a slot_key whose index counts such chunks. */
+#define CHUNK 128
+
+struct chunk {
+	__u16 slot[CHUNK];
+};
+
 /* By family: 0 is IPv4, 1 is IPv6. */
 struct node {
 	/* Whether the cluster's pod ranges are known, so that a client in a network namespace of its own counts as a pod. */
 	__u32 pods_known;
+	/* The source of packets that are masqueraded; all zero: there is none. */
+	struct address masquerade;
 };
+
+/* A range of addresses. IPv4's prefixes are 96 longer than they are written. */
+struct range_key {
+	__u32 prefix;
+	struct address address;
+} __attribute__((packed));
+
+/* A range of the sources that a guard lets in; `prefix` counts the 64 bits of `guard` too. */
+struct source_key {
+	__u32 prefix;
+	__u64 guard;
+	struct address address;
+} __attribute__((packed));
 
 /* Where a socket's peer came from: which backend stands for which frontend. */
 struct peer_key {
@@ -110,8 +137,8 @@ struct flow_key {
 /* Where a client was led, and when: its affinity. */
 struct affinity_key {
 	__u64 service;
-	/* The cookie of its network namespace: a pod has one. */
-	__u64 client;
+	/* Its address; of a socket, what `of_network` makes of the cookie of its network namespace: a pod has one. */
+	struct address client;
 };
 
 /* What became of connections. */
@@ -155,6 +182,65 @@ struct affinity {
 	__u64 last_ns;
 	struct endpoint backend;
 	__u32 zero;
+};
+
+/* Which way a packet crosses an interface. */
+enum at {
+	/* Into the node: its destination may be rewritten. */
+	INGRESS = 0,
+	/* Out of the node: its source may be rewritten. */
+	EGRESS = 1,
+};
+
+/* A packet of a flow, as one of the two programs sees it. */
+struct tuple {
+	struct address source;
+	struct address destination;
+	__be16 source_port;
+	__be16 destination_port;
+	__u8 protocol;
+	__u8 at;
+	__u16 zero;
+};
+
+enum tracked_flag {
+	/* From the client, to a frontend: the entry that knows its flow's state. */
+	FORWARD = 1,
+	REPLIED = 2,
+	CLIENT_ENDED = 4,
+	BACKEND_ENDED = 8,
+	RESET_SEEN = 16,
+	/* From the client, on its way out: the flow's state stands elsewhere. */
+	MASQUERADED = 32,
+};
+
+/* What such a packet's destination (INGRESS) or source (EGRESS) becomes. */
+struct tracked {
+	struct endpoint to;
+	__u32 flags;
+	__u64 expires_ns;
+	/* When its flow's entries were last given more time. */
+	__u64 touched_ns;
+	/* Of FORWARD, UDP: the state of the maps under which `to` was a backend. */
+	__u32 epoch;
+	__u32 zero;
+};
+
+/* Ports of a fragmented packet, from its first fragment. */
+struct fragment_key {
+	struct address source;
+	struct address destination;
+	__u32 id;
+	__u8 protocol;
+	__u8 at;
+	__u16 zero;
+};
+
+struct fragment {
+	__be16 source_port;
+	__be16 destination_port;
+	__u32 zero;
+	__u64 expires_ns;
 };
 
 #endif

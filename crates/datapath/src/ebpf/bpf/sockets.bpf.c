@@ -33,6 +33,8 @@ enum verdict {
 struct client {
 	__u64 cookie;
 	__u64 netns;
+	/* The same as affinity knows it. Here, once: each frame on the way down would need room for it, and stacks are short. */
+	struct address network;
 	int unconnected;
 };
 
@@ -62,12 +64,18 @@ static __always_inline int known_flow(const struct route *route, const struct fl
  * Notes which frontend a backend stands for. A socket that talks to two frontends of one backend could not tell the
  * answers of an unconnected socket apart: 0, if another frontend has it.
  */
-static __always_inline int note_peer(const struct client *client, const struct endpoint *to,
-				     const struct endpoint *backend, __u64 service)
+SEPARATE int note_peer(const struct client *client, const struct endpoint *to, const struct endpoint *backend,
+		       __u64 service)
 {
-	struct peer_key key = { .cookie = client->cookie, .backend = *backend };
-	struct peer peer = { .frontend = *to, .service = service };
+	struct peer_key key = {};
+	struct peer peer = {};
 
+	if (!client || !to || !backend)
+		return 0;
+	key.cookie = client->cookie;
+	key.backend = *backend;
+	peer.frontend = *to;
+	peer.service = service;
 	if (client->unconnected) {
 		struct peer *other = bpf_map_lookup_elem(&peers, &key);
 
@@ -78,6 +86,19 @@ static __always_inline int note_peer(const struct client *client, const struct e
 	}
 	bpf_map_update_elem(&peers, &key, &peer, BPF_ANY);
 	return 1;
+}
+
+/* Copies, since Linux 6.1 takes keys and values from the stack alone. */
+SEPARATE int note_flow(const struct flow_key *of, const struct endpoint *backend)
+{
+	struct endpoint flow;
+	struct flow_key key;
+
+	if (!of || !backend)
+		return 0;
+	key = *of;
+	flow = *backend;
+	return bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
 }
 
 /* A backend for the datagrams of an unconnected socket, which stays with it. */
@@ -94,13 +115,10 @@ SEPARATE int choose_flow(const struct client *client, const struct frontend *fro
 		return REWRITE;
 	UNROLLED
 	for (int i = 0; i < DRAWS; i++) {
-		if (!choose_backend(frontend, route, client->netns, backend))
+		if (!choose_backend(frontend, route, &client->network, 0, backend))
 			return LEAVE;
 		if (note_peer(client, to, backend, frontend->service)) {
-			/* From the stack: Linux 6.1 takes no other memory. */
-			struct endpoint flow = *backend;
-
-			bpf_map_update_elem(&flows, &key, &flow, BPF_ANY);
+			note_flow(&key, backend);
 			count_connection(frontend->service, backend);
 			return REWRITE;
 		}
@@ -140,7 +158,7 @@ SEPARATE int attempt(const struct client *client, __u32 protocol, struct endpoin
 		if (choose_flow(client, frontend, &route, to, &backend) != REWRITE)
 			return slot(route.set, 0) ? LEAVE : AGAIN;
 	} else {
-		if (!choose_backend(frontend, &route, client->netns, &backend))
+		if (!choose_backend(frontend, &route, &client->network, 0, &backend))
 			return AGAIN;
 		note_peer(client, to, &backend, frontend->service);
 		count_connection(frontend->service, &backend);
@@ -174,6 +192,7 @@ static __always_inline struct client client_of(struct bpf_sock_addr *ctx, int un
 		.unconnected = unconnected,
 	};
 
+	client.network = of_network(client.netns);
 	return client;
 }
 

@@ -6,7 +6,7 @@ use signpost_core::object::Family;
 use signpost_core::plan::{Backend, NodePlan, Target};
 
 use super::super::layout::Value;
-use super::super::program::Program;
+use super::super::program::{Packets, Program};
 use super::*;
 use crate::strategies::{service, services};
 
@@ -147,7 +147,7 @@ fn only_more_backends_or_a_new_wish_are_a_scale_up() {
         }
         frontend.rebalance = rebalance;
         plan.frontends = [(key, frontend)].into();
-        Program::of(&plan)
+        Program::of(&plan, Packets::Nftables)
     };
     let scaled = |before: &Program, after: &Program| {
         let value = |program: &Program| program.frontends.values().next().copied();
