@@ -6,7 +6,7 @@ signpost=$(realpath "${1:?usage: tools/bench.sh path/to/signpost (a release buil
 
 cargo run --quiet --locked --release -p signpost-core --example plan_speed
 cargo bench --quiet --locked -p signpost-datapath --bench modes | grep '^{'
-cargo run --quiet --locked --release -p signpost-diagnose --example size -- 5000 10
+cargo run --quiet --locked --release -p signpost-diagnose --example doctor_speed -- 5000 10
 cargo bench --quiet --locked -p signpost-datapath --bench connect | grep '^{'
 cargo run --quiet --locked --release -p signpost-lab --example lab_speed -- "$signpost"
 cargo run --quiet --locked --release -p signpost-lab --example lb_speed -- "$signpost"

@@ -49,6 +49,9 @@ pub(super) struct Predictions {
     asked: Vec<Asked>,
 }
 
+/// An answer that must come is waited for so long at least: a machine with much to do is no fault, and silence would be one still.
+const ANSWER: Duration = Duration::from_secs(4);
+
 /// Time between two attempts of a probe with `within`.
 const PAUSE: Duration = Duration::from_millis(30);
 
@@ -103,7 +106,7 @@ impl Run<'_> {
             destination,
             source_port: probe.source_port,
             size: probe.size.unwrap_or(0),
-            timeout: patient(probe.timeout),
+            timeout: time_for(probe, expect),
         };
         let predictions = self.predictions(probe, &view, from, &to.scheme, &shot).await?;
         let outcomes = self.fire(probe, expect, &view, from, &shot, predictions.as_ref()).await?;
@@ -227,7 +230,7 @@ impl Run<'_> {
         let listed = self.stage.listed().await?;
         let view = listed.view(one.family, &|pod| self.listeners(pod), self.stage.around());
         let deadline = expect.within.map(|within| Instant::now() + patient(within));
-        let shot = Shot { size: probe.size.unwrap_or(0), timeout: patient(probe.timeout), ..one.shot.clone() };
+        let shot = Shot { size: probe.size.unwrap_or(0), timeout: time_for(probe, expect), ..one.shot.clone() };
         loop {
             let tries = probe.tries.unwrap_or(1);
             let shot = shot.clone();
@@ -253,6 +256,12 @@ impl Run<'_> {
         self.attempts.kept.insert(name.to_owned(), one);
         Ok(())
     }
+}
+
+/// How long a probe waits for its answer.
+fn time_for(probe: &Probe, expect: &Expect) -> Duration {
+    let must_be_answered = expect.fails.is_none() && expect.within.is_none();
+    patient(if must_be_answered { probe.timeout.max(ANSWER) } else { probe.timeout })
 }
 
 impl Attempts {

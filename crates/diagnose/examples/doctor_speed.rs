@@ -1,4 +1,4 @@
-//! How long the doctor and a trace take at a size: `size SERVICES ENDPOINTS`. Prints one line of JSON. Beside the time that
+//! How long the doctor and a trace take at a size: `doctor_speed SERVICES ENDPOINTS`. Prints one line of JSON. Beside the time that
 //! passed stands that of the processor (`Cpu`), which other work on the machine changes less.
 
 use std::collections::BTreeMap;
