@@ -9,6 +9,9 @@
 //! A new daemon loads its own programs onto the maps that are there and puts them into the links, each in one step: no
 //! connection meets a node without them. Maps of another layout are filled before the links go over to them.
 
+mod config;
+mod error;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -27,12 +30,14 @@ use tracing::{debug, info, warn};
 
 use super::change::{Change, Write};
 use super::layout::{LAYOUT, Table, Value};
-use super::packets::InterfaceError;
 use super::program::Packets;
 use super::repair::Observed;
 use super::scaled::scaled_up;
 use super::{count, migrate, packets, stale, sys};
 use crate::counts::{PortCounts, Rebalancing};
+pub(super) use config::least;
+pub use config::{Counting, KernelConfig};
+pub use error::KernelError;
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sockets.bpf.o"));
 /// So many entries go into one call.
@@ -42,150 +47,6 @@ pub(super) const READ_BATCH: u32 = 1 << 15;
 const MAPS: &str = "maps-";
 const LINKS: &str = "links";
 const LEFT_OUT: &str = "left_out";
-
-/// Where the programs hang, and how much the maps take.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KernelConfig {
-    /// A directory in a bpf file system; both are made if they are not there.
-    pub pins: PathBuf,
-    /// The control group below which all of the node's processes are; `None`: that of the whole machine.
-    pub cgroup: Option<PathBuf>,
-    /// The most frontends.
-    pub frontends: u32,
-    /// The most slots of all sets of backends together.
-    pub slots: u32,
-    /// How many sockets' peers, unconnected sockets' flows and clients' affinities are remembered, of each. Their memory is taken at
-    /// the start.
-    pub remembered: u32,
-    /// What is counted of connections.
-    pub counting: Counting,
-    /// Who serves packets.
-    pub packets: Packets,
-    /// How many entries of flows are remembered, where programs serve packets: two of each, or four if its source is rewritten.
-    pub tracked: u32,
-}
-
-/// What is counted of connections, by Service port and backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counting {
-    /// Nothing: to measure what counting costs.
-    Nothing,
-    /// Connections, their failures, and bytes at their end.
-    Connections,
-    /// At their end also what they had moved in packets.
-    Packets,
-}
-
-impl Default for KernelConfig {
-    fn default() -> KernelConfig {
-        KernelConfig {
-            pins: "/sys/fs/bpf/signpost".into(),
-            cgroup: None,
-            frontends: 1 << 17,
-            slots: 1 << 20,
-            remembered: 1 << 16,
-            counting: Counting::Connections,
-            packets: Packets::Nftables,
-            tracked: 1 << 18,
-        }
-    }
-}
-
-impl KernelConfig {
-    /// How many entries a map has; `None`: as many as its source says.
-    pub(super) fn size(&self, map: &str) -> Option<u32> {
-        match map {
-            "frontends" => Some(self.frontends),
-            "slots" | "tables" => Some(self.slots),
-            "peers" | "flows" | "affinities" | "counters" => Some(self.remembered),
-            "tracked" => Some(self.tracked),
-            _ => None,
-        }
-    }
-}
-
-/// As little as can be, to try what the kernel takes.
-pub(super) fn least() -> KernelConfig {
-    KernelConfig { frontends: 1, slots: 1, remembered: 64, tracked: 64, ..KernelConfig::default() }
-}
-
-/// Why the kernel's side of the socket hooks could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum KernelError {
-    /// No bpf file system.
-    #[error("no bpf file system at {path}, and none can be mounted there: {source}; run `mount -t bpf bpf /sys/fs/bpf`", path = path.display())]
-    Mount {
-        /// Where it was to be.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A file of the bpf file system.
-    #[error("cannot {op} {path}: {source}", path = path.display())]
-    Pin {
-        /// What was to be done.
-        op: &'static str,
-        /// With which file.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-    /// The programs.
-    #[error(
-        "the kernel does not load the socket programs: {0:#}; they need root (CAP_BPF, CAP_NET_ADMIN) and Linux 6.1 or newer"
-    )]
-    Load(#[source] libbpf_rs::Error),
-    /// The programs at interfaces.
-    #[error("the kernel does not load the programs for packets: {0:#}; `--ebpf-packets nftables` does without")]
-    LoadPackets(#[source] libbpf_rs::Error),
-    /// The interfaces.
-    #[error(transparent)]
-    Interface(#[from] InterfaceError),
-    /// The control group.
-    #[error("there is no control group {path}: {source}; --cgroup-root names the node's, in a mounted cgroup2", path = path.display())]
-    Cgroup {
-        /// Its directory.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A program at the control group.
-    #[error("the program {program} cannot be attached to the control group {cgroup}: {source:#}", cgroup = cgroup.display())]
-    Attach {
-        /// Which.
-        program: String,
-        /// Where.
-        cgroup: PathBuf,
-        /// Why.
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// A map is full.
-    #[error("the map {table} is full: it has room for {most} entries; --ebpf-frontends and --ebpf-backends give more")]
-    Full {
-        /// Which.
-        table: &'static str,
-        /// Its size.
-        most: u32,
-    },
-    /// A map.
-    #[error("cannot {op} the map {table}: {source:#}")]
-    Map {
-        /// What was to be done.
-        op: &'static str,
-        /// Which.
-        table: &'static str,
-        /// Why not.
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// The kernel does not name the network namespace.
-    #[error("the kernel does not name this network namespace: {0}; signpost needs Linux 6.1 or newer")]
-    Namespace(#[source] io::Error),
-}
 
 /// The programs and maps of one node, for both families.
 #[derive(Debug)]

@@ -108,8 +108,7 @@ fn pod(family: Family, host: u8) -> IpAddr {
     ip(family, &format!("10.244.1.{host}"), &format!("fd00:10:244:1::{host}"))
 }
 
-fn frontend(family: Family, protocol: Protocol) -> SocketAddr {
-    let _ = protocol;
+fn frontend(family: Family) -> SocketAddr {
     SocketAddr::new(node(family), 30_080)
 }
 
@@ -156,7 +155,7 @@ fn for_each(check: impl Fn(Family, Protocol, bool)) {
 fn packets_go_to_a_backend_and_its_answers_come_from_the_frontend() {
     for_each(|family, protocol, masquerade| {
         let kernel = Node::new(&Program::of(&node_port(family, 1, masquerade), MAGLEV));
-        let asked = Said { protocol, source: client(family), destination: frontend(family, protocol) };
+        let asked = Said { protocol, source: client(family), destination: frontend(family) };
         let sent = kernel.through(asked, SYN);
         assert_eq!(sent.destination, SocketAddr::new(pod(family, 2), 8080));
         assert_eq!(sent.source.ip(), if masquerade { node(family) } else { client(family).ip() });
@@ -190,7 +189,7 @@ fn flows_from_outside_find_their_backend_in_the_table() {
         let kernel = Node::new(&program);
         for port in 40_000..40_100 {
             let source = SocketAddr::new(client(family).ip(), port);
-            let said = Said { protocol: Protocol::Tcp, source, destination: frontend(family, Protocol::Tcp) };
+            let said = Said { protocol: Protocol::Tcp, source, destination: frontend(family) };
             let place = maglev::flow_hash(service, Protocol::Tcp, source) % table.len() as u64;
             assert_eq!(kernel.through(said, SYN).destination, backends[usize::from(table[place as usize])]);
         }
@@ -202,7 +201,7 @@ fn errors_about_a_flow_come_back_to_who_sent_the_packet() {
     for_each(|family, protocol, masquerade| {
         let kernel = Node::new(&Program::of(&node_port(family, 1, masquerade), MAGLEV));
         let router = ip(family, "198.51.100.1", "2001:db8:1::1");
-        let asked = Said { protocol, source: client(family), destination: frontend(family, protocol) };
+        let asked = Said { protocol, source: client(family), destination: frontend(family) };
         let sent = kernel.through(asked, SYN);
         kernel.through(answer(sent), SYN | ACK);
         let through = |frame: Vec<u8>| {
@@ -225,8 +224,7 @@ fn errors_about_a_flow_come_back_to_who_sent_the_packet() {
 fn later_fragments_go_with_their_first() {
     for_each(|family, _, masquerade| {
         let kernel = Node::new(&Program::of(&node_port(family, 3, masquerade), MAGLEV));
-        let asked =
-            Said { protocol: Protocol::Udp, source: client(family), destination: frontend(family, Protocol::Udp) };
+        let asked = Said { protocol: Protocol::Udp, source: client(family), destination: frontend(family) };
         let through = |frame: &[u8]| {
             let inside = kernel.ingress(frame).passed();
             frame::read_fragment(&kernel.egress(&inside).passed())
@@ -246,7 +244,7 @@ fn a_datagram_leaves_a_backend_that_is_none_any_more_and_a_connection_stays() {
     for family in FAMILIES {
         let before = Program::of(&node_port(family, 1, true), MAGLEV);
         let kernel = Node::new(&before);
-        let asked = |protocol| Said { protocol, source: client(family), destination: frontend(family, protocol) };
+        let asked = |protocol| Said { protocol, source: client(family), destination: frontend(family) };
         let sent = PROTOCOLS.map(|protocol| kernel.through(asked(protocol), SYN));
         let mut plan = node_port(family, 1, true);
         let other = SocketAddr::new(pod(family, 99), 8080);
