@@ -8,7 +8,9 @@
 //! Generic over the walk, so that plan and program are chained by the same code. The answer's way back is looked at
 //! too: a node that rewrote a packet without masquerading must see the answer, or the client gets one from a stranger.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod index;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,6 +19,7 @@ use signpost_core::object::Protocol;
 use signpost_core::packet::{Entry, Packet, Rewrite, Verdict};
 
 use crate::address::{PodName, Source};
+pub use index::Indexed;
 
 /// What is where, for one family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -220,90 +223,6 @@ pub fn ways(view: &Indexed<'_>, walk: &Walk<'_>, sender: &Source, packet: Packet
     let mut path = Path { index: view, view: view.view, walk, ways: Vec::new() };
     path.send(sender, packet);
     path.ways
-}
-
-/// A view in which pods are found by their address, their name and their node, and nodes by their name.
-#[derive(Debug)]
-pub struct Indexed<'a> {
-    /// The view.
-    pub view: &'a ClusterView,
-    by_address: HashMap<IpAddr, Vec<usize>>,
-    by_name: HashMap<&'a PodName, usize>,
-    /// The first pod of each node that has a network of its own.
-    first_on: HashMap<&'a str, usize>,
-    /// The pods in each node's network.
-    in_network_of: HashMap<&'a str, Vec<usize>>,
-    nodes: HashMap<&'a str, usize>,
-}
-
-impl<'a> Indexed<'a> {
-    /// Of a view.
-    pub fn of(view: &'a ClusterView) -> Indexed<'a> {
-        let mut index = Indexed {
-            view,
-            by_address: HashMap::with_capacity(view.pods.len()),
-            by_name: HashMap::with_capacity(view.pods.len()),
-            first_on: HashMap::new(),
-            in_network_of: HashMap::new(),
-            nodes: HashMap::new(),
-        };
-        for (number, node) in view.nodes.iter().enumerate() {
-            index.nodes.entry(&node.name).or_insert(number);
-        }
-        for (number, pod) in view.pods.iter().enumerate() {
-            index.by_address.entry(pod.address).or_default().push(number);
-            index.by_name.entry(&pod.name).or_insert(number);
-            if pod.host_network {
-                index.in_network_of.entry(&pod.node).or_default().push(number);
-            } else {
-                index.first_on.entry(&pod.node).or_insert(number);
-            }
-        }
-        index
-    }
-
-    /// The pods that have an address; of a node's address, those in the node's network.
-    pub fn pods_at(&self, address: IpAddr) -> impl Iterator<Item = &'a PodView> {
-        let numbers = self.by_address.get(&address).into_iter().flatten();
-        numbers.map(|number| &self.view.pods[*number])
-    }
-
-    /// A pod by name.
-    pub fn pod(&self, name: &PodName) -> Option<&'a PodView> {
-        self.by_name.get(name).map(|number| &self.view.pods[*number])
-    }
-
-    /// Some pod of a node that has a network of its own.
-    pub fn some_pod_on(&self, node: &str) -> Option<&'a PodView> {
-        self.first_on.get(node).map(|number| &self.view.pods[*number])
-    }
-
-    /// A node by name.
-    pub fn node(&self, name: &str) -> Option<&'a NodeView> {
-        self.nodes.get(name).map(|number| &self.view.nodes[*number])
-    }
-
-    /// See [`ClusterView::address_of`].
-    pub fn address_of(&self, sender: &Source) -> Option<IpAddr> {
-        match sender {
-            Source::Pod(name) => self.pod(name).map(|pod| pod.address),
-            Source::Node(name) => self.node(name).map(|node| node.primary),
-            Source::Outside => self.view.outside,
-        }
-    }
-
-    fn host_of<'b>(&'b self, sender: &'b Source) -> Option<&'b str> {
-        match sender {
-            Source::Node(name) => Some(name),
-            Source::Pod(name) => self.pod(name).filter(|pod| pod.host_network).map(|pod| pod.node.as_str()),
-            Source::Outside => None,
-        }
-    }
-
-    fn pods_in_network_of(&self, node: &str) -> impl Iterator<Item = &'a PodView> {
-        let numbers = self.in_network_of.get(node).into_iter().flatten();
-        numbers.map(|number| &self.view.pods[*number])
-    }
 }
 
 impl Step {
